@@ -1,0 +1,242 @@
+"""`Harvest`: where an application declares its activities, configures its plugins, and gets clients and workers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+import attrs
+
+from harvest_core import build as composition
+from harvest_core.duration import Duration, seconds
+from harvest_core.errors import LocalActivityError, Problem, near_match
+from harvest_core.model import Activity, Retry
+from harvest_core.plugin import Plugin
+
+if TYPE_CHECKING:
+    from harvest_core.client import Client
+    from harvest_core.worker.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PluginT = TypeVar("PluginT", bound=Plugin)
+
+
+class RegisteredActivity(Generic[P, R]):
+    """A function declared as an activity: enqueue it by this object; calling it runs the function here and now.
+
+    Attributes:
+        activity: its name and defaults.
+    """
+
+    def __init__(self, activity: Activity, function: Callable[P, R]) -> None:
+        self.activity = activity
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    @property
+    def name(self) -> str:
+        """Name of the activity."""
+        return self.activity.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without a task."""
+        if self.activity.local:
+            msg = (
+                f"local activity {self.name!r} was called outside a workflow; it runs only inside one: "
+                "make it an activity, or call a plain function"
+            )
+            raise LocalActivityError(msg)
+        return self._function(*args, **kwargs)
+
+
+class Harvest:
+    """An application: its configuration, plugins, activities and middleware.
+
+    Never raises on a fault of the configuration; `build` does, with every fault at once (rule B1).
+
+    Args:
+        config: a mapping in the shape of `harvest.toml`; the environment has no say over it. None for the defaults
+            and the environment.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self._source: Path | Mapping[str, Any] | None = config
+        self._launch = composition.launch.get()
+        self._setup: composition.Setup | None = None
+        self._activities: dict[str, Activity] = {}
+        self._middleware: list[Callable[..., Any]] = []
+        self._faults: list[Problem] = []
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Harvest:
+        """Return an application configured by a TOML file, over which the environment and a command line go."""
+        app = cls()
+        app._source = Path(path)
+        return app
+
+    @property
+    def setup(self) -> composition.Setup:
+        """The configuration and its plugins with every problem found, made once."""
+        if self._setup is None:
+            self._setup = composition.configure(self._source, self._launch)
+        return self._setup
+
+    @property
+    def activities(self) -> Mapping[str, Activity]:
+        """The declared activities by name, local ones included."""
+        return self._activities
+
+    @overload
+    def activity(self, function: Callable[P, R], /) -> RegisteredActivity[P, R]: ...
+    @overload
+    def activity(
+        self,
+        *,
+        name: str | None = ...,
+        queue: str = ...,
+        priority: int = ...,
+        max_attempts: int | None = ...,
+        retry: Retry | None = ...,
+        start_to_close: str | float | None = ...,
+        heartbeat: str | float | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[P, R]], RegisteredActivity[P, R]]: ...
+    def activity(
+        self,
+        function: Callable[P, R] | None = None,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int | None = None,
+        retry: Retry | None = None,
+        start_to_close: str | float | None = None,
+        heartbeat: str | float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Declare an async or plain function as an activity.
+
+        Args:
+            function: given where the decorator stands without parentheses.
+            name: unique in the app; the function's own name unless given.
+            queue: queue of its tasks unless a call says otherwise.
+            priority: higher runs first.
+            max_attempts: starts in all, 5 unless given here or in retry.
+            retry: how failures are retried.
+            start_to_close: the time one attempt may take, e.g. `"10m"`.
+            heartbeat: the time between two heartbeats of an attempt, after which it counts as failed.
+            options: activity options of the enabled plugins, e.g. `requires=`.
+        """
+
+        def declare(decorated: Callable[P, R]) -> RegisteredActivity[P, R]:
+            chosen = name or decorated.__name__
+            policy = retry or Retry()
+            if max_attempts is not None:
+                policy = attrs.evolve(policy, max_attempts=max_attempts)
+            if policy.max_attempts < 1:
+                self._fault(chosen, "max_attempts", f"is {policy.max_attempts}; expected at least 1")
+            activity = Activity(
+                name=chosen,
+                function=decorated,
+                queue=queue,
+                priority=priority,
+                retry=policy,
+                start_to_close=self._span(chosen, "start_to_close", start_to_close),
+                heartbeat=self._span(chosen, "heartbeat", heartbeat),
+                options=options,
+            )
+            return self._declare(activity, decorated)
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def local_activity(self, function: Callable[P, R], /) -> RegisteredActivity[P, R]: ...
+    @overload
+    def local_activity(
+        self, *, name: str | None = ..., **options: Any
+    ) -> Callable[[Callable[P, R]], RegisteredActivity[P, R]]: ...
+    def local_activity(self, function: Callable[P, R] | None = None, *, name: str | None = None, **options: Any) -> Any:
+        """Declare a function that runs inline in its workflow's task and is never a row.
+
+        Args:
+            function: given where the decorator stands without parentheses.
+            name: unique in the app; the function's own name unless given.
+            options: activity options of the enabled plugins; most refuse local activities.
+        """
+
+        def declare(decorated: Callable[P, R]) -> RegisteredActivity[P, R]:
+            activity = Activity(name or decorated.__name__, decorated, local=True, options=options)
+            return self._declare(activity, decorated)
+
+        return declare if function is None else declare(function)
+
+    def middleware(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Run an async function `(task, call_next)` around every attempt; the first one declared is the outermost."""
+        if not inspect.iscoroutinefunction(function):
+            where, hint = f"middleware {function.__name__!r}", "write async def"
+            self._faults.append(Problem("middleware.sync", where, "is not an async function", hint))
+        self._middleware.append(function)
+        return function
+
+    @overload
+    def plugin(self, which: type[PluginT]) -> PluginT: ...
+    @overload
+    def plugin(self, which: str) -> Any: ...
+    def plugin(self, which: str | type[Plugin]) -> Any:
+        """Return an enabled plugin by slug or class, also before `build`.
+
+        Raises:
+            LookupError: it is not enabled.
+        """
+        slug = which if isinstance(which, str) else which.slug
+        plugins = self.setup.plugins
+        if slug not in plugins:
+            hint = near_match(slug, plugins) or f"enabled: {', '.join(plugins) or 'none'}"
+            msg = f'plugin {slug!r} is not enabled: {hint}; enable it with plugins = ["{slug}"] under [harvest]'
+            raise LookupError(msg)
+        return plugins[slug]
+
+    def build(self) -> composition.Build:
+        """Check that configuration, plugins, activities and backend fit each other. No I/O (rule B1).
+
+        Raises:
+            BuildError: with every problem found.
+        """
+        return composition.build(self.setup, self._activities, self._middleware, self._faults)
+
+    def client(self) -> Client:
+        """Return a client, to be used as `async with app.client() as client`."""
+        from harvest_core.client import Client
+
+        return Client(self.build())
+
+    def worker(self) -> Worker:
+        """Return a worker, to be used as `async with app.worker() as worker`."""
+        from harvest_core.worker.worker import Worker
+
+        return Worker(self.build())
+
+    def _declare(self, activity: Activity, function: Callable[P, R]) -> RegisteredActivity[P, R]:
+        if activity.name in self._activities:
+            self._fault(activity.name, "name", "is declared twice", "give one of them another name=")
+        if not activity.name.strip() or not activity.queue.strip():
+            self._fault(activity.name, "name", "or its queue is blank")
+        self._activities[activity.name] = activity
+        return RegisteredActivity(activity, function)
+
+    def _span(self, activity: str, option: str, value: str | float | None) -> Duration | None:
+        try:
+            span = None if value is None else seconds(value)
+        except ValueError as error:
+            self._fault(activity, option, str(error))
+            return None
+        if span is not None and span <= 0:
+            self._fault(activity, option, "is 0; expected a length of time above 0, or none for no limit")
+        return span
+
+    def _fault(self, activity: str, option: str, message: str, hint: str = "") -> None:
+        self._faults.append(Problem(f"activity.{option}", f"activity {activity!r}", f"{option} {message}", hint))

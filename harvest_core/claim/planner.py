@@ -1,0 +1,67 @@
+"""From a tick to a plan: what the policies say, composed by fixed rules. Knows no SQL and does no I/O.
+
+Skip lists unite, clauses conjoin, the order has one owner: a plan can only be narrower than the plan without policies.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from harvest_core.model import Skip, Tick, Turn
+from harvest_core.policies import Attributed, Policies
+
+
+@attrs.frozen
+class Plan:
+    """One sealed decision of what a claim may take, and in which order of queues.
+
+    Args:
+        worker: id of the worker.
+        free: the most tasks the claim may take.
+        activities: names that may be claimed: the worker's own without the skipped ones, sorted.
+        workflows: workflow names that may be claimed, sorted; no policy holds them (rule K5).
+        turns: a turn for each polled queue, or None where all polled queues are one queue.
+        queues: the polled queues in configured order.
+        skips: the skips with their plugins' slugs.
+        clauses: the clauses with their plugins' slugs.
+        closed: ids of routes on which a clause raised; they are not claimed from.
+    """
+
+    worker: str
+    free: int
+    activities: tuple[str, ...]
+    workflows: tuple[str, ...]
+    turns: tuple[Turn, ...] | None
+    queues: tuple[str, ...]
+    skips: tuple[tuple[str, Skip], ...] = ()
+    clauses: tuple[Attributed, ...] = ()
+    closed: tuple[int, ...] = ()
+
+
+def plan(policies: Policies, tick: Tick, workflows: frozenset[str] = frozenset(), closed: tuple[int, ...] = ()) -> Plan:
+    """Ask every policy about this tick and compose the answers.
+
+    Args:
+        policies: the enabled policies.
+        tick: the poll being planned.
+        workflows: names among `tick.worker.activities` that are workflows.
+        closed: ids of routes to keep closed.
+
+    Raises:
+        HookError: a hook raised or broke its law. Nothing may be claimed then: a gate that cannot be judged is closed.
+    """
+    turns = policies.turns(tick)
+    skips = policies.skips(tick)
+    clauses = policies.clauses(tick)
+    skipped = {skip.activity for _, skip in skips}
+    return Plan(
+        worker=tick.worker.id,
+        free=tick.free,
+        activities=tuple(sorted(tick.worker.activities - workflows - skipped)),
+        workflows=tuple(sorted(workflows)),
+        turns=None if turns is None else tuple(turns),
+        queues=tick.worker.queues,
+        skips=skips,
+        clauses=clauses,
+        closed=closed,
+    )

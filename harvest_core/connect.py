@@ -1,0 +1,57 @@
+"""From a build to an open database: the configured one, or an embedded PostgreSQL beside the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from harvest_core.build import Build
+from harvest_core.config import Config
+from harvest_core.errors import HarvestError
+from harvest_core.store.backend import SQLITE
+from harvest_core.store.postgres import embedded, migrate
+from harvest_core.store.postgres.database import Database
+
+_log = logging.getLogger("harvest")
+
+
+@asynccontextmanager
+async def connected(build: Build, *, size: int = 4) -> AsyncIterator[Database]:
+    """Give the build's database, its schema at this version.
+
+    Args:
+        build: names the backend and where it is.
+        size: most connections in the pool.
+
+    Raises:
+        DatabaseUnavailableError, SchemaError: each says what to do.
+    """
+    if build.backend is SQLITE:
+        msg = "the SQLite backend cannot run tasks in this version; set harvest.dsn to a PostgreSQL, or leave it out"
+        raise HarvestError(msg)
+    async with opened(build.config, size=size) as database:
+        await migrate.require_newest(database)
+        yield database
+
+
+@asynccontextmanager
+async def opened(config: Config, *, size: int = 4) -> AsyncIterator[Database]:
+    """Give the configured database as it is, whatever its schema."""
+    server = None
+    dsn = config.harvest.dsn
+    if dsn is None:
+        _log.info("%s", embedded.NOTICE)
+        server = await asyncio.to_thread(embedded.start, config.directory / ".harvest" / "postgres18")
+        dsn = server.dsn
+    try:
+        database = Database(dsn, config.harvest.schema, size)
+        await database.open()
+        try:
+            yield database
+        finally:
+            await database.close()
+    finally:
+        if server is not None:
+            await asyncio.to_thread(server.close)

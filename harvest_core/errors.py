@@ -1,0 +1,122 @@
+"""Every error that Harvest raises, and `Problem`, the value in which a fault is reported.
+
+Refuses to format for a terminal: the command line renders these values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Problem:
+    """One fault or warning found while building, in words a reader can act on.
+
+    Args:
+        code: stable identifier, `<plugin or part>.<what>`, e.g. `cost_hold.local-activity`.
+        where: the subject: a dotted configuration key, an activity, a plugin.
+        message: one sentence saying what is wrong.
+        hint: what to do next; empty where the message already says it.
+        warning: True where the build may go on.
+    """
+
+    code: str
+    where: str
+    message: str
+    hint: str = ""
+    warning: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.code}  {self.where}: {self.message}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class HarvestError(Exception):
+    """Base of every error that Harvest raises on purpose."""
+
+
+class BuildError(HarvestError):
+    """The configuration, the plugins, the activities or the backend do not fit each other.
+
+    Attributes:
+        problems: every fault that was found, not only the first.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = [f"cannot build: {count} problem{'s' if count != 1 else ''}"]
+        width = max((len(problem.code) for problem in self.problems), default=0)
+        for problem in self.problems:
+            hint = f" ({problem.hint})" if problem.hint else ""
+            lines.append(f"  {problem.code:<{width}}  {problem.where}: {problem.message}{hint}")
+        return "\n".join(lines)
+
+
+class EnqueueError(HarvestError):
+    """A task cannot be enqueued as asked; nothing was written."""
+
+
+class UnknownActivityError(EnqueueError):
+    """The app registers no activity of that name, so no worker of it would run the task."""
+
+
+class PayloadError(EnqueueError):
+    """Arguments or a result cannot be stored: not JSON, a NUL character, or over the limit."""
+
+
+class LocalActivityError(HarvestError):
+    """A local activity was called outside a workflow."""
+
+
+class TaskNotFoundError(HarvestError):
+    """No task of that id is known: never enqueued, or its retention has passed."""
+
+
+class TaskFailedError(HarvestError):
+    """The task ended as failed or cancelled; carries the error text of its last attempt."""
+
+
+class LostClaimError(HarvestError):
+    """This holder's claim is no longer the live one; its write changed nothing."""
+
+
+class HookError(HarvestError):
+    """A plugin's hook raised or returned something its law forbids; nothing was claimed.
+
+    Attributes:
+        plugin: slug of the plugin.
+        hook: name of the hook.
+        detail: one sentence saying what was wrong.
+    """
+
+    def __init__(self, plugin: str, hook: str, detail: str) -> None:
+        super().__init__(plugin, hook, detail)
+        self.plugin, self.hook, self.detail = plugin, hook, detail
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin!r}, hook {self.hook}: {self.detail}"
+
+
+class DatabaseUnavailableError(HarvestError):
+    """The database cannot be reached; the message names it without its password."""
+
+
+class SchemaError(HarvestError):
+    """The database's schema is behind or ahead of this version; the message names the command."""
+
+
+class NonRetryableError(HarvestError):
+    """Raise it, or a subclass, from an activity to fail the task at once, whatever is left of its attempts."""
+
+
+def near_match(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for the known name closest to word, or an empty text."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,260 @@
+"""The enabled plugins' hooks behind one typed face: each call is attributed to its plugin and its result checked.
+
+Pluggy runs implementations in reverse and drops None, so results of one joint call cannot be attributed: every plugin
+has callers of its own, made once after the last registration.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
+from typing import Any, TypeVar
+
+import attrs
+import pluggy
+from prometheus_client import CollectorRegistry
+
+from harvest_core import hookspecs
+from harvest_core.errors import HookError, Problem, near_match
+from harvest_core.model import BuildView, Clause, Json, Skip, Tick, Turn
+from harvest_core.plugin import Plugin
+
+HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
+_BIGGEST = 2**62
+_T = TypeVar("_T")
+
+
+@attrs.frozen
+class Attributed:
+    """A clause and the slug of the plugin that gave it."""
+
+    plugin: str
+    clause: Clause
+
+
+@attrs.frozen
+class Policies:
+    """The hooks of the enabled plugins.
+
+    Args:
+        plugins: the plugins by slug, in configured order.
+        callers: for each plugin and hook it implements, the caller of that one implementation.
+        owner: slug of the plugin that owns the order of queues, or None.
+    """
+
+    plugins: Mapping[str, Plugin]
+    callers: Mapping[tuple[str, str], Callable[..., Any]]
+    owner: str | None
+
+    @classmethod
+    def of(cls, plugins: Mapping[str, Plugin], owner: str | None = None) -> Policies:
+        """Register plugins whose implementations `implementation_problems` found no fault in."""
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        for slug, plugin in plugins.items():
+            manager.register(plugin, slug)
+        callers = {}
+        for slug, plugin in plugins.items():
+            others = [other for other in plugins.values() if other is not plugin]
+            for implementation in manager.get_hookcallers(plugin) or ():
+                callers[slug, implementation.name] = _single(manager.subset_hook_caller(implementation.name, others))
+        owners = [slug for slug in plugins if (slug, "order_queues") in callers]
+        return cls(plugins, callers, owner if owner in owners else next(iter(owners), None))
+
+    def only(self, slugs: Iterable[str]) -> Policies:
+        """Return these policies without the plugins not named: those of a worker that has fewer."""
+        kept = {slug: plugin for slug, plugin in self.plugins.items() if slug in set(slugs)}
+        callers = {key: caller for key, caller in self.callers.items() if key[0] in kept}
+        owners = [slug for slug, hook in callers if hook == "order_queues"]
+        return Policies(kept, callers, self.owner if self.owner in owners else next(iter(owners), None))
+
+    def skips(self, tick: Tick) -> tuple[tuple[str, Skip], ...]:
+        """Return every plugin's skips with its slug.
+
+        Raises:
+            HookError: an implementation raised or returned something its law forbids; so do the methods below.
+        """
+        return tuple((slug, skip) for slug in self.plugins for skip in self.skips_of(slug, tick))
+
+    def skips_of(self, slug: str, tick: Tick) -> Sequence[Skip]:
+        """Return one plugin's skips."""
+        return self._each(slug, "build_skip_list", Skip, _skip_fault, tick=tick)
+
+    def clauses(self, tick: Tick) -> tuple[Attributed, ...]:
+        """Return every plugin's clauses with its slug."""
+        return tuple(Attributed(slug, clause) for slug in self.plugins for clause in self.clauses_of(slug, tick))
+
+    def clauses_of(self, slug: str, tick: Tick) -> Sequence[Clause]:
+        """Return one plugin's clauses."""
+        clauses = self._each(slug, "filter_clause", Clause, _clause_fault, tick=tick)
+        names = [name for clause in clauses for name in clause.values]
+        if len(names) != len(set(names)):
+            raise HookError(slug, "filter_clause", f"two clauses use one value name; names were {sorted(names)}")
+        return clauses
+
+    def turns(self, tick: Tick) -> Sequence[Turn] | None:
+        """Return the owner's turns, one for each polled queue, or None where there is no order."""
+        if self.owner is None:
+            return None
+        turns = self._each(self.owner, "order_queues", Turn, _turn_fault, tick=tick)
+        if not turns:
+            return None
+        named, polled = sorted(turn.queue for turn in turns), sorted(tick.worker.queues)
+        if named != polled:
+            detail = f"the turns name the queues {named}; each polled queue must stand there once: {polled}"
+            raise HookError(self.owner, "order_queues", detail)
+        return turns
+
+    def facts(self, build: BuildView) -> dict[str, Json]:
+        """Return what each plugin publishes, after a passage through JSON."""
+        return self._objects("publish", build=build)
+
+    def live(self) -> dict[str, Json]:
+        """Return what each plugin observes now, after a passage through JSON."""
+        return self._objects("observe")
+
+    def problems(self, build: BuildView) -> list[Problem]:
+        """Return what every plugin finds wrong with the build; one that raises is itself a problem."""
+        found: list[Problem] = []
+        for slug in self.plugins:
+            try:
+                found += self._each(slug, "check_build", Problem, lambda _: "", build=build)
+            except HookError as error:
+                found.append(Problem("plugin.hook", f"plugin {slug!r}", f"hook {error.hook}: {error.detail}"))
+        return found
+
+    def register_metrics(self, registry: CollectorRegistry) -> None:
+        """Let each plugin register its collectors."""
+        for slug in self.plugins:
+            self._call(slug, "metrics", registry=registry)
+
+    def observes(self) -> bool:
+        """Tell whether any plugin has live facts."""
+        return any(hook == "observe" for _, hook in self.callers)
+
+    def _call(self, slug: str, hook: str, **arguments: Any) -> Any:
+        caller = self.callers.get((slug, hook))
+        if caller is None:
+            return None
+        try:
+            return caller(**arguments)
+        except Exception as error:
+            raise HookError(slug, hook, f"raised {type(error).__name__}: {error}") from error
+
+    def _each(self, slug: str, hook: str, kind: type[_T], fault: Callable[[_T], str], **arguments: Any) -> Sequence[_T]:
+        result = self._call(slug, hook, **arguments)
+        if result is None:
+            return ()
+        if not isinstance(result, list | tuple):
+            expected = f"a list or tuple of {kind.__name__}"
+            raise HookError(slug, hook, f"returned {type(result).__name__}; expected {expected}")
+        for value in result:
+            if not isinstance(value, kind):
+                raise HookError(slug, hook, f"returned {value!r} in its list; expected {kind.__name__}")
+            if found := fault(value):
+                raise HookError(slug, hook, found)
+        return result
+
+    def _objects(self, hook: str, **arguments: Any) -> dict[str, Json]:
+        found: dict[str, Json] = {}
+        for slug in self.plugins:
+            result = self._call(slug, hook, **arguments)
+            if result is None:
+                continue
+            if not isinstance(result, Mapping):
+                raise HookError(slug, hook, f"returned {type(result).__name__}; expected a mapping")
+            try:
+                found[slug] = json.loads(json.dumps(result, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise HookError(slug, hook, f"returned what JSON cannot hold: {error}") from error
+        return found
+
+
+def implementation_problems(plugin: Plugin) -> list[Problem]:
+    """Return what is wrong with a plugin's implementations: all faults, where pluggy stops at the first."""
+    where = f"plugin {plugin.slug!r}"
+    found = []
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    for name in dir(type(plugin)):
+        options = manager.parse_hookimpl_opts(plugin, name) if not name.startswith("__") else None
+        if options is None:
+            continue
+        specification = getattr(hookspecs, name, None) if name in HOOKS else None
+        if specification is None:
+            hint = near_match(name, HOOKS) or f"hooks are {', '.join(HOOKS)}"
+            found.append(Problem("plugin.unknown-hook", where, f"hook {name}: there is no such hook", hint))
+            continue
+        method = getattr(plugin, name)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            hint = "make it a plain function; what needs I/O belongs into refreshes()"
+            found.append(Problem("plugin.async-hook", where, f"hook {name}: hooks are synchronous", hint))
+        if any(options.get(mark) for mark in ("wrapper", "hookwrapper", "tryfirst", "trylast")):
+            hint = "remove wrapper, tryfirst and trylast"
+            found.append(Problem("plugin.hook-marks", where, f"hook {name}: policies have no order among them", hint))
+        allowed = set(inspect.signature(specification).parameters)
+        unknown = [parameter for parameter in inspect.signature(method).parameters if parameter not in allowed]
+        if unknown:
+            hint = f"it may take {', '.join(sorted(allowed)) or 'nothing'}"
+            message = f"hook {name}: no such argument: {', '.join(unknown)}"
+            found.append(Problem("plugin.hook-arguments", where, message, hint))
+    return found
+
+
+def value_names(text: str) -> set[str]:
+    """Return the names that stand in braces in a clause.
+
+    Raises:
+        ValueError: braces do not match, or hold more than a name.
+    """
+    names = set()
+    for _, name, form, conversion in Formatter().parse(text):
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            msg = f"{{{name}}} is not a value's name; write literal braces as {{{{ and }}}}"
+            raise ValueError(msg)
+        names.add(name)
+    return names
+
+
+def _single(caller: Callable[..., list[Any]]) -> Callable[..., Any]:
+    def call(**arguments: Any) -> Any:
+        results = caller(**arguments)
+        return results[0] if results else None
+
+    return call
+
+
+def _skip_fault(skip: Skip) -> str:
+    if not isinstance(skip.activity, str) or not skip.activity:
+        return f"a skip names the activity {skip.activity!r}; expected its name"
+    if not skip.reasons or not all(isinstance(reason, str) and reason for reason in skip.reasons):
+        return f"the skip of {skip.activity!r} gives no reason; every refusal has words"
+    return ""
+
+
+def _clause_fault(clause: Clause) -> str:
+    if not isinstance(clause.sql, str) or not clause.sql.strip():
+        return "a clause has no text"
+    if not isinstance(clause.values, Mapping) or not callable(clause.reasons):
+        return "a clause needs a mapping of values and a callable for its reasons"
+    try:
+        used = value_names(clause.sql)
+    except ValueError as error:
+        return f"clause {clause.sql!r}: {error}"
+    if missing := sorted(used - set(clause.values)):
+        return f"clause {clause.sql!r} uses {missing} without a value of that name"
+    if unused := sorted(set(clause.values) - used):
+        return f"clause {clause.sql!r} does not use the values {unused}"
+    return ""
+
+
+def _turn_fault(turn: Turn) -> str:
+    for number in (turn.tier, turn.start, turn.step):
+        if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _BIGGEST:
+            return f"the turn of queue {turn.queue!r} holds {number!r}; expected whole numbers within 64 bits"
+    if turn.step < 0:
+        return f"the turn of queue {turn.queue!r} has the negative step {turn.step}"
+    return ""

@@ -1,0 +1,1 @@
+"""The PostgreSQL backend: connections, migrations, and each group of statements in a module of its own."""

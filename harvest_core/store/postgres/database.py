@@ -1,0 +1,123 @@
+"""Connections to one PostgreSQL and one schema of it, with limits that notice a dead peer; knows no tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from harvest_core.errors import DatabaseUnavailableError
+
+_LIMITS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+    "application_name": "harvest",
+    "options": "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c timezone=UTC",
+}
+Values = Mapping[str, Any] | Sequence[Any] | None
+
+
+class Database:
+    """A pool of connections in autocommit, and texts with the schema's name set in.
+
+    Args:
+        dsn: a URI or key=value string that psycopg takes; its own settings win over the defaults here.
+        schema: name of the schema.
+        size: most connections of the pool.
+    """
+
+    def __init__(self, dsn: str, schema: str = "harvest", size: int = 4) -> None:
+        try:
+            self.dsn = make_conninfo("", **{**_LIMITS, **conninfo_to_dict(dsn)})
+        except psycopg.ProgrammingError as error:
+            msg = f"the DSN {redacted(dsn)} cannot be read: {redacted(str(error))}; write postgresql://user@host/name"
+            raise DatabaseUnavailableError(msg) from None
+        self.schema = schema
+        self.quoted = sql.Identifier(schema).as_string()
+        self._texts: dict[str, bytes] = {}
+        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]] = AsyncConnectionPool(
+            self.dsn,
+            min_size=1,
+            max_size=size,
+            open=False,
+            timeout=15,
+            kwargs={"autocommit": True, "prepare_threshold": 1},
+        )
+
+    async def open(self) -> None:
+        """Connect once, so that a database that is away is told at once, then fill the pool.
+
+        Raises:
+            DatabaseUnavailableError: no connection; the message says why, without the password.
+        """
+        async with self.connection_of_its_own():
+            pass
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close(timeout=2)
+
+    @asynccontextmanager
+    async def connection_of_its_own(self) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
+        """Give a connection outside the pool, in autocommit, closed at the end."""
+        try:
+            connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            raise unavailable(self.dsn, error) from None
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
+        """Give a connection of the pool, in autocommit."""
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
+                raise
+            raise unavailable(self.dsn, error) from error
+
+    async def fetch(self, text: str, values: Values = None) -> list[tuple[Any, ...]]:
+        """Run one statement on a connection of the pool and return its rows.
+
+        Args:
+            text: SQL in which `{schema}` stands for the schema.
+            values: its parameters.
+        """
+        async with self.connection() as connection:
+            cursor = await connection.execute(self.text(text), values)
+            return await cursor.fetchall()
+
+    def text(self, text: str) -> bytes:
+        """Return a statement's text with the schema's quoted name set in."""
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = text.replace("{schema}", self.quoted).encode()
+        return found
+
+
+def redacted(dsn: str) -> str:
+    """Return text without the passwords in it."""
+    return re.sub(r"(?i)(password\s*=\s*)('[^']*'|\S+)", r"\1***", re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", dsn))
+
+
+def unavailable(dsn: str, error: Exception) -> DatabaseUnavailableError:
+    """Return the error to raise when a database is away."""
+    parts = conninfo_to_dict(dsn)
+    where = f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+    reason = " ".join(redacted(str(error)).split())
+    msg = f"the database at {where} is away: {reason}; check that it runs and that the DSN (HARVEST_DSN) names it"
+    return DatabaseUnavailableError(msg)

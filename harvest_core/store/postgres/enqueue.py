@@ -1,0 +1,67 @@
+"""Write new tasks through the schema's own functions, on a pool's connection or on the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import psycopg
+
+from harvest_core.store.postgres.database import Database
+
+
+@attrs.frozen
+class NewTask:
+    """One task as it is written; None leaves a value to the activity's published default.
+
+    `args`, `kwargs` and `traits` are JSON text; `delay`, `start_to_close` and `heartbeat` seconds.
+    """
+
+    name: str
+    args: str
+    kwargs: str
+    queue: str | None = None
+    priority: int | None = None
+    scheduled_at: datetime | None = None
+    delay: float | None = None
+    key: str | None = None
+    traits: str = "{}"
+    max_attempts: int | None = None
+    start_to_close: float | None = None
+    heartbeat: float | None = None
+
+
+_ENQUEUE = (
+    "select task_id, created from {schema}.enqueue_many(%(name)s::text[], %(args)s::text[]::jsonb[], "
+    "%(kwargs)s::text[]::jsonb[], %(queue)s::text[], %(priority)s::integer[], %(scheduled_at)s::timestamptz[], "
+    "%(delay)s::float8[], %(key)s::text[], %(traits)s::text[]::jsonb[], %(max_attempts)s::integer[], "
+    "%(start_to_close)s::float8[], %(heartbeat)s::float8[], %(notify)s::boolean)"
+)
+_COLUMNS = tuple(field.name for field in attrs.fields(NewTask))
+
+
+async def enqueue_many(
+    database: Database,
+    tasks: Sequence[NewTask],
+    *,
+    notify: bool,
+    connection: psycopg.AsyncConnection[Any] | None = None,
+) -> list[tuple[int, bool]]:
+    """Write tasks in one statement and return, in order, each one's id and whether it is new.
+
+    Args:
+        database: names the schema, and lends a connection where none is given.
+        tasks: what to write.
+        notify: wake sleeping workers of these queues when the transaction commits.
+        connection: the caller's own, in whose transaction the tasks are written.
+    """
+    values: dict[str, Any] = {name: [getattr(task, name) for task in tasks] for name in _COLUMNS}
+    values["notify"] = notify
+    if connection is None:
+        rows = await database.fetch(_ENQUEUE, values)
+    else:
+        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+        rows = await (await cursor.execute(database.text(_ENQUEUE), values)).fetchall()
+    return [(task_id, created) for task_id, created in rows]

@@ -1,0 +1,94 @@
+"""Read-only views of tasks and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from harvest_core.model import Json, Route
+from harvest_core.store.postgres.database import Database
+
+
+@attrs.frozen
+class TaskStatus:
+    """A task as it stands. Times are the database's; `result` is set once completed, `error` after a failed attempt."""
+
+    id: int
+    state: str
+    queue: str
+    name: str
+    kind: str
+    traits: Mapping[str, Json]
+    priority: int
+    attempt: int
+    max_attempts: int
+    scheduled_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    worker_id: str | None
+    key: str | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+    error: str | None
+    traceback: str | None
+    details: Any
+    route_id: int | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task has ended."""
+        return self.finished_at is not None
+
+
+@attrs.frozen
+class RouteDepth:
+    """One route's pending tasks: how many, and the age of the oldest in seconds."""
+
+    route: Route
+    pending: int
+    oldest: float
+
+
+_STATUS = """
+select t.id, t.state, r.queue, r.name, r.kind, r.traits, t.priority, t.attempt, t.max_attempts, t.scheduled_at,
+       t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.args, t.kwargs, null::jsonb, t.error,
+       t.traceback, t.details, t.route_id
+from {schema}.tasks t join {schema}.routes r on r.id = t.route_id where t.id = %(id)s
+union all
+select f.id, f.state, f.queue, f.name, f.kind, f.traits, f.priority, f.attempt, f.max_attempts, f.scheduled_at,
+       f.enqueued_at, f.claimed_at, f.finished_at, f.worker_id::text, f.key, f.args, f.kwargs, f.result, f.error,
+       f.traceback, null::jsonb, null::bigint
+from {schema}.finished f where f.id = %(id)s
+"""
+
+_DEPTHS = """
+select r.id, r.queue, r.kind, r.name, r.traits, d.pending,
+       greatest(0, extract(epoch from now() - d.oldest))::float8
+from (
+    select t.route_id, count(*) as pending, min(t.scheduled_at) as oldest
+    from {schema}.tasks t where t.state = 'pending' group by t.route_id
+) d join {schema}.routes r on r.id = d.route_id
+"""
+
+
+async def task_status(database: Database, task_id: int) -> TaskStatus | None:
+    """Return a task as it stands, or None where no task of that id is known."""
+    rows = await database.fetch(_STATUS, {"id": task_id})
+    return TaskStatus(*rows[0]) if rows else None
+
+
+async def route_depths(database: Database) -> list[RouteDepth]:
+    """Return the depth of every route that has pending tasks. Reads every pending task's index entry."""
+    rows = await database.fetch(_DEPTHS)
+    return [RouteDepth(Route(*row[:5]), *row[5:]) for row in rows]
+
+
+async def paused_queues(database: Database) -> frozenset[str]:
+    """Return the names of the paused queues."""
+    rows = await database.fetch("select name from {schema}.queues where paused_at is not null")
+    return frozenset(row[0] for row in rows)

@@ -1,0 +1,190 @@
+"""The kernel's writes to tasks: claim, finish, retry, release, heartbeat, promote, rescue. Knows no policy.
+
+Every write by a holder carries the token of its claim; what it returns is what it changed (rule K1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import psycopg
+
+from harvest_core.claim.statement import Statement
+from harvest_core.model import Route
+from harvest_core.store.postgres.database import Database
+
+
+@attrs.frozen
+class Claim:
+    """One task in the hands of one worker, until its token is no longer the task's.
+
+    Times are the database's; `start_to_close` and `heartbeat` are seconds or None; `turn` is relative to the newest
+    turn before this claim.
+    """
+
+    route: Route
+    id: int
+    token: int
+    attempt: int
+    max_attempts: int
+    priority: int
+    scheduled_at: datetime
+    enqueued_at: datetime
+    start_to_close: float | None
+    heartbeat: float | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    turn: int
+
+
+@attrs.frozen
+class ClaimResult:
+    """What a claim found.
+
+    Args:
+        claims: the tasks taken, in turn order.
+        waiting: queues with a task left that this worker may take, rows that other claims hold included.
+        registered: False where the worker's row is gone, in which case nothing was taken.
+    """
+
+    claims: tuple[Claim, ...]
+    waiting: frozenset[str]
+    registered: bool
+
+
+@attrs.frozen
+class Finished:
+    """The end of a task: its state, result as JSON text, error and traceback."""
+
+    state: str
+    result: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+@attrs.frozen
+class Retried:
+    """Another attempt, after `wait` seconds."""
+
+    wait: float
+    error: str
+    traceback: str | None = None
+
+
+@attrs.frozen
+class Released:
+    """Given back untouched, the attempt restored."""
+
+
+Outcome = Finished | Retried | Released
+
+_FINISH = (
+    "select * from {schema}.finish(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], "
+    "%(results)s::text[]::jsonb[], %(errors)s::text[], %(tracebacks)s::text[])"
+)
+_RETRY = (
+    "select * from {schema}.retry(%(ids)s::bigint[], %(tokens)s::bigint[], %(waits)s::float8[], %(errors)s::text[], "
+    "%(tracebacks)s::text[])"
+)
+_RELEASE = "select * from {schema}.release(%(ids)s::bigint[], %(tokens)s::bigint[])"
+
+
+async def claim(database: Database, statement: Statement) -> ClaimResult:
+    """Run a claim."""
+    async with database.connection() as connection:
+        cursor = await connection.execute(statement.text.encode(), statement.values)
+        rows = await cursor.fetchall()
+    waiting, registered = rows[0][:2]
+    claims = tuple(
+        Claim(Route(0, *row[14:18]), *row[2:14])  # the claim has no use for the route's id
+        for row in rows
+        if row[2] is not None
+    )
+    return ClaimResult(claims, frozenset(waiting or ()), registered)
+
+
+async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Outcome]]) -> set[int]:
+    """Write outcomes in batches by kind and return the ids written; an id that is missing was lost to another holder.
+
+    A batch is all or nothing; writing it again is harmless, because a written claim's token is gone.
+    """
+    written: set[int] = set()
+    for kind, text, columns in (
+        (Finished, _FINISH, _finish_columns),
+        (Retried, _RETRY, _retry_columns),
+        (Released, _RELEASE, lambda _: {}),
+    ):
+        part = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, kind)]
+        if not part:
+            continue
+        values = {"ids": [claim.id for claim, _ in part], "tokens": [claim.token for claim, _ in part]}
+        values.update(columns([outcome for _, outcome in part]))
+        try:
+            rows = await database.fetch(text, values)
+        except psycopg.errors.CheckViolation:  # today's partition of `finished` is missing
+            await extend_finished(database)
+            rows = await database.fetch(text, values)
+        written |= {row[0] for row in rows}
+    return written
+
+
+async def heartbeat(database: Database, claim: Claim, details: str | None) -> bool:
+    """Prove that a claim's attempt lives; False when the claim was lost."""
+    text = "select {schema}.heartbeat(%(id)s::bigint, %(token)s::bigint, %(details)s::text::jsonb)"
+    return bool((await database.fetch(text, {"id": claim.id, "token": claim.token, "details": details}))[0][0])
+
+
+PROMOTE_BATCH = 1000
+"""Most tasks that one promotion moves."""
+
+
+async def promote(database: Database) -> tuple[int, float | None]:
+    """Move due tasks to pending; return how many, and the seconds until the next is due (None: none is scheduled)."""
+    promoted, next_due = (await database.fetch("select * from {schema}.promote(%s::integer)", [PROMOTE_BATCH]))[0]
+    return promoted, next_due
+
+
+async def rescue(database: Database, batch: int = 1000, slack: float = 1.0) -> tuple[int, int]:
+    """Take back claims of dead workers and end attempts past their deadline; return how many of each."""
+    orphaned, timed_out = (
+        await database.fetch("select * from {schema}.rescue(%s::integer, %s::float8)", [batch, slack])
+    )[0]
+    return orphaned, timed_out
+
+
+async def extend_finished(database: Database, days: int = 7) -> int:
+    """Make the partitions of `finished` for the days ahead; return how many were made."""
+    return int((await database.fetch("select {schema}.extend_finished(%s::integer)", [days]))[0][0])
+
+
+async def remove_idle_routes(database: Database) -> int | None:
+    """Remove routes without tasks; None where an open enqueue was in the way, in which case nothing changed."""
+    async with database.connection() as connection, connection.transaction():
+        await connection.execute("set local lock_timeout = '50ms'")
+        try:
+            async with connection.transaction():
+                cursor = await connection.execute(database.text("select {schema}.remove_idle_routes()"))
+                row = await cursor.fetchone()
+        except psycopg.errors.LockNotAvailable:
+            return None
+    return int(row[0]) if row else None
+
+
+def _finish_columns(outcomes: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "states": [outcome.state for outcome in outcomes],
+        "results": [outcome.result for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
+        "tracebacks": [outcome.traceback for outcome in outcomes],
+    }
+
+
+def _retry_columns(outcomes: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "waits": [outcome.wait for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
+        "tracebacks": [outcome.traceback for outcome in outcomes],
+    }

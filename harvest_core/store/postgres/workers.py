@@ -1,0 +1,140 @@
+"""The fleet's table: a worker's registration, beat, sleep mark and end, and what others can read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from psycopg.types.json import Jsonb
+
+from harvest_core.model import Activity, Json, Worker
+from harvest_core.store.postgres.database import Database
+
+BEAT = (
+    "update {schema}.workers set beaten_at = now(), live = %(live)s, live_at = now() - make_interval(secs => %(age)s) "
+    "where id = %(id)s returning 1"
+)
+"""One beat. `age`: seconds since the live facts were observed. No row: the worker was pruned."""
+
+
+@attrs.frozen
+class WorkerRow:
+    """A live worker as its row tells.
+
+    Args:
+        worker: what policies judge by.
+        plugins: slugs of its enabled plugins.
+        live: the facts its plugins observed last.
+        live_age: seconds since they were observed.
+        beat_age: seconds since its last beat.
+        concurrency: its slots.
+        running: how many tasks it runs now.
+        draining: it claims nothing any more.
+        host: name of its host.
+        pid: its process.
+    """
+
+    worker: Worker
+    plugins: tuple[str, ...]
+    live: Mapping[str, Json]
+    live_age: float
+    beat_age: float
+    concurrency: int
+    running: int
+    draining: bool
+    host: str
+    pid: int
+
+
+async def register(
+    database: Database,
+    worker: Worker,
+    *,
+    plugins: Sequence[str],
+    live: Mapping[str, Json],
+    concurrency: int,
+    ttl: float,
+    host: str,
+    pid: int,
+) -> None:
+    """Write a worker's row."""
+    await database.fetch(
+        "insert into {schema}.workers "
+        "(id, name, queues, activities, concurrency, plugins, facts, live, ttl, host, pid) values "
+        "(%(id)s, %(name)s, %(queues)s, %(activities)s, %(concurrency)s, %(plugins)s, %(facts)s, %(live)s, "
+        "%(ttl)s, %(host)s, %(pid)s) returning 1",
+        {
+            "id": worker.id,
+            "name": worker.name,
+            "queues": list(worker.queues),
+            "activities": sorted(worker.activities),
+            "concurrency": concurrency,
+            "plugins": list(plugins),
+            "facts": Jsonb(worker.facts),
+            "live": Jsonb(live),
+            "ttl": ttl,
+            "host": host,
+            "pid": pid,
+        },
+    )
+
+
+async def publish_activities(database: Database, activities: Iterable[Activity]) -> None:
+    """Publish the defaults of activities for enqueues from plain SQL; unchanged ones are not written."""
+    async with database.connection() as connection, connection.transaction():
+        for activity in sorted(activities, key=lambda activity: activity.name):
+            await connection.execute(
+                database.text(
+                    "insert into {schema}.activities as a values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+                    "on conflict (name) do update set queue = excluded.queue, priority = excluded.priority, "
+                    "max_attempts = excluded.max_attempts, retry_initial = excluded.retry_initial, "
+                    "retry_factor = excluded.retry_factor, retry_maximum = excluded.retry_maximum, "
+                    "retry_jitter = excluded.retry_jitter, start_to_close = excluded.start_to_close, "
+                    "heartbeat = excluded.heartbeat where a.* is distinct from excluded.*"
+                ),
+                [
+                    activity.name,
+                    activity.queue,
+                    activity.priority,
+                    activity.retry.max_attempts,
+                    activity.retry.initial,
+                    activity.retry.factor,
+                    activity.retry.maximum,
+                    activity.retry.jitter,
+                    activity.start_to_close,
+                    activity.heartbeat,
+                ],
+            )
+
+
+async def mark(database: Database, worker_id: str, *, asleep: bool | None = None, draining: bool | None = None) -> None:
+    """Mark a worker asleep (an enqueue should wake it) or draining; None leaves a mark as it is."""
+    await database.fetch(
+        "update {schema}.workers set asleep = coalesce(%(asleep)s, asleep), "
+        "draining = coalesce(%(draining)s, draining) where id = %(id)s returning 1",
+        {"id": worker_id, "asleep": asleep, "draining": draining},
+    )
+
+
+async def remove(database: Database, worker_id: str) -> None:
+    """Remove a worker's row; a claim it still holds is rescued by others."""
+    await database.fetch("delete from {schema}.workers where id = %s returning 1", [worker_id])
+
+
+async def live_workers(database: Database) -> list[WorkerRow]:
+    """Return the workers that have beaten within their ttl, oldest first."""
+    rows = await database.fetch(
+        "select w.id::text, w.name, w.queues, w.activities, w.facts, w.plugins, w.live, "
+        "extract(epoch from now() - w.live_at)::float8, extract(epoch from now() - w.beaten_at)::float8, "
+        "w.concurrency, (select count(*) from {schema}.tasks t where t.state = 'running' and t.worker_id = w.id), "
+        "w.draining, w.host, w.pid "
+        "from {schema}.workers w where w.beaten_at > now() - make_interval(secs => w.ttl) order by w.started_at, w.id"
+    )
+    return [_row(*row) for row in rows]
+
+
+def _row(
+    worker_id: str, name: str, queues: list[str], activities: list[str], facts: Any, plugins: list[str], *rest: Any
+) -> WorkerRow:
+    return WorkerRow(Worker(worker_id, name, tuple(queues), frozenset(activities), facts), tuple(plugins), *rest)

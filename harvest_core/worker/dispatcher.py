@@ -1,0 +1,112 @@
+"""Run one claim to its outcome: middleware around the activity, its time limit, and the judgement of a failure.
+
+Touches no table; what it returns is written by the finisher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import random
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import attrs
+
+from harvest_core.errors import NonRetryableError, PayloadError
+from harvest_core.model import Activity, Retry
+from harvest_core.payload import encode, storable_text
+from harvest_core.store.postgres.tasks import Claim, Finished, Outcome, Released, Retried
+from harvest_core.worker.context import CurrentTask, _current
+
+_log = logging.getLogger("harvest")
+
+
+@attrs.frozen
+class Dispatcher:
+    """Runs claims.
+
+    Args:
+        activities: the worker's activities by name.
+        middleware: what runs around every attempt, outermost first.
+        threads: where plain functions run.
+        random: a number from 0 to 1, for jitter.
+    """
+
+    activities: Mapping[str, Activity]
+    middleware: Sequence[Callable[..., Any]]
+    threads: Executor
+    random: Callable[[], float] = random.random
+
+    async def run(self, claim: Claim, task: CurrentTask) -> Outcome:
+        """Run a claim. A run that this worker stopped is given back with its attempt restored."""
+        activity = self.activities[claim.route.name]
+        token = _current.set(task)
+        whole, beats = asyncio.timeout(claim.start_to_close), asyncio.timeout(claim.heartbeat)
+        task.lease = beats
+        try:
+            async with whole, beats:
+                result = await self._through_middleware(activity, claim, task, 0)
+            return Finished("completed", result=encode(result, f"the result of {activity.name!r}"))
+        except asyncio.CancelledError as error:
+            if task.stopped:
+                return Released()
+            return self._failed(activity, claim, error, "CancelledError: the activity cancelled itself")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - every failure of an activity is an outcome
+            text = f"{type(error).__name__}: {error}"
+            if whole.expired() or beats.expired():
+                task.cancelled = True
+                limit = f"start_to_close of {claim.start_to_close} s has passed"
+                text = f"TimeoutError: {limit if whole.expired() else f'no heartbeat for {claim.heartbeat} s'}"
+            return self._failed(activity, claim, error, text)
+        finally:
+            _current.reset(token)
+
+    async def _through_middleware(self, activity: Activity, claim: Claim, task: CurrentTask, depth: int) -> Any:
+        if depth < len(self.middleware):
+            return await self.middleware[depth](
+                task, lambda: self._through_middleware(activity, claim, task, depth + 1)
+            )
+        if inspect.iscoroutinefunction(activity.function):
+            return await activity.function(*claim.args, **claim.kwargs)
+        return await self._in_thread(activity.function, claim, task)
+
+    async def _in_thread(self, function: Callable[..., Any], claim: Claim, task: CurrentTask) -> Any:
+        context = contextvars.copy_context()
+        running = asyncio.get_running_loop().run_in_executor(
+            self.threads, lambda: context.run(function, *claim.args, **claim.kwargs)
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # A thread cannot be stopped: it is told, and its slot stays taken until it ends (see `CurrentTask.thread`).
+            task.cancelled = True
+            task.thread = running
+            raise
+
+    def _failed(self, activity: Activity, claim: Claim, error: BaseException, text: str) -> Outcome:
+        text = storable_text(text)
+        lines = storable_text("".join(traceback.format_exception(error)))
+        final = isinstance(error, (NonRetryableError, PayloadError, *activity.retry.non_retryable))
+        if final or claim.attempt >= claim.max_attempts:
+            _log.warning("task %s (%s) failed at attempt %s: %s", claim.id, activity.name, claim.attempt, text)
+            return Finished("failed", error=text, traceback=lines)
+        wait = retry_wait(activity.retry, claim.attempt, self.random())
+        _log.info("task %s (%s) will be tried again in %.1f s: %s", claim.id, activity.name, wait, text)
+        return Retried(wait, text, lines)
+
+
+def retry_wait(retry: Retry, attempt: int, share: float) -> float:
+    """Return the seconds to wait after a failed attempt.
+
+    Args:
+        retry: the activity's policy.
+        attempt: the attempt that failed, from 1.
+        share: a random number from 0 to 1.
+    """
+    wait = min(retry.initial * retry.factor ** min(attempt - 1, 60), retry.maximum)
+    return wait * (1 - retry.jitter * share)

@@ -1,0 +1,49 @@
+"""The table `[plugins.cost_hold]` (rule C4). Its defaults hold nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from harvest_core.plugin import Duration, Json
+
+SETTING = "setting"
+"""The one source name that is no entry point: the runtime setting `cost_signal`."""
+
+
+@attrs.frozen
+class CostHoldConfig:
+    """What is held, above which value, and where the value comes from.
+
+    Args:
+        defer_threshold: the signal is high above it, strictly. Any finite number: prices may be negative. None means
+            that no number is high.
+        activities: names of the activities to hold; empty switches the plugin off.
+        refresh: seconds between reads of the runtime setting or of an installed signal.
+        source: None for `signal.set()` and the runtime setting, whichever came last; `"setting"` for the runtime
+            setting alone; the name of an installed signal; in code also a function or an object with `read()`.
+        stale_after: seconds for which a source that cannot be read keeps its last value; then it counts as high.
+    """
+
+    defer_threshold: float | None = None
+    activities: list[str] = attrs.field(factory=list)
+    refresh: Duration = attrs.field(default=Duration(5.0))
+    # Any: the strict converter would refuse the function that a mapping written in code may hold.
+    source: Any = None
+    stale_after: Duration = attrs.field(default=Duration(60.0))
+
+    @property
+    def is_read(self) -> bool:
+        """True where the source is read, so that silence counts as high."""
+        return self.source is not None
+
+    @property
+    def gives_verdicts(self) -> bool:
+        """True where the source may answer with a bool, which needs no threshold."""
+        return self.is_read and self.source != SETTING
+
+    def facts(self) -> dict[str, Json]:
+        """Return the whole configuration as JSON; a source given in code is called `callable`."""
+        source = self.source if self.source is None or isinstance(self.source, str) else "callable"
+        return attrs.asdict(self, recurse=False) | {"source": source}

@@ -1,0 +1,6 @@
+"""Flags on tasks, and workers that accept, forbid or allowlist them."""
+
+from harvest_flags.config import FlagsConfig
+from harvest_flags.plugin import Flags
+
+__all__ = ["Flags", "FlagsConfig"]
