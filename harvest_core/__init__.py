@@ -1,6 +1,7 @@
 """Background work on PostgreSQL that lands on the right worker: the public surface, and nothing else."""
 
-from harvest_core.app import Harvest, RegisteredActivity
+from harvest_core.activity import RegisteredActivity
+from harvest_core.app import Harvest
 from harvest_core.client import Call, Client, Task
 from harvest_core.errors import (
     BuildError,

@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import attrs
 
 from harvest_core import build as composition
+from harvest_core.activity import P, R, RegisteredActivity
+from harvest_core.client import Client
 from harvest_core.duration import Duration, seconds
-from harvest_core.errors import LocalActivityError, Problem, near_match
+from harvest_core.errors import Problem, near_match
 from harvest_core.model import Activity, Retry
 from harvest_core.plugin import Plugin
+from harvest_core.worker.worker import Worker
 
-if TYPE_CHECKING:
-    from harvest_core.client import Client
-    from harvest_core.worker.worker import Worker
-
-P = ParamSpec("P")
-R = TypeVar("R")
 PluginT = TypeVar("PluginT", bound=Plugin)
-
-
-class RegisteredActivity(Generic[P, R]):
-    """A function declared as an activity: enqueue it by this object; calling it runs the function here and now.
-
-    Attributes:
-        activity: its name and defaults.
-    """
-
-    def __init__(self, activity: Activity, function: Callable[P, R]) -> None:
-        self.activity = activity
-        self._function = function
-        functools.update_wrapper(self, function)
-
-    @property
-    def name(self) -> str:
-        """Name of the activity."""
-        return self.activity.name
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a task."""
-        if self.activity.local:
-            msg = (
-                f"local activity {self.name!r} was called outside a workflow; it runs only inside one: "
-                "make it an activity, or call a plain function"
-            )
-            raise LocalActivityError(msg)
-        return self._function(*args, **kwargs)
 
 
 class Harvest:
@@ -210,14 +178,10 @@ class Harvest:
 
     def client(self) -> Client:
         """Return a client, to be used as `async with app.client() as client`."""
-        from harvest_core.client import Client
-
         return Client(self.build())
 
     def worker(self) -> Worker:
         """Return a worker, to be used as `async with app.worker() as worker`."""
-        from harvest_core.worker.worker import Worker
-
         return Worker(self.build())
 
     def _declare(self, activity: Activity, function: Callable[P, R]) -> RegisteredActivity[P, R]:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import psycopg
 
-from harvest_core.app import RegisteredActivity
+from harvest_core.activity import RegisteredActivity
 from harvest_core.build import Build
 from harvest_core.connect import connected
 from harvest_core.duration import seconds

@@ -28,7 +28,7 @@ async def checksum(path: str) -> int:
 
 @app.activity(queue="interactive")
 def count_tokens(path: str) -> int:
-    """Plain, so it runs in a thread."""
+    """Plain, so it runs in a thread, as all that follow do."""
     with effect("count_tokens", path) as finish:
         return finish(work.count_tokens(ROOT / path))
 
@@ -45,6 +45,34 @@ def complexity(path: str) -> int:
     """Heavier: walks the whole syntax tree."""
     with effect("complexity", path) as finish:
         return finish(work.complexity(ROOT / path))
+
+
+@app.activity(queue="interactive")
+def count_lines(path: str) -> int:
+    """Only for inputs of few files."""
+    with effect("count_lines", path) as finish:
+        return finish(work.count_lines(ROOT / path))
+
+
+@app.activity(queue="interactive")
+def count_comments(path: str) -> int:
+    """Only for inputs of few files."""
+    with effect("count_comments", path) as finish:
+        return finish(work.count_comments(ROOT / path))
+
+
+@app.activity(queue="interactive")
+def imports(path: str) -> int:
+    """Only for inputs of few files."""
+    with effect("imports", path) as finish:
+        return finish(work.imports(ROOT / path))
+
+
+@app.activity(queue="bulk")
+def vocabulary(path: str) -> int:
+    """Only for inputs of few files."""
+    with effect("vocabulary", path) as finish:
+        return finish(work.vocabulary(ROOT / path))
 
 
 @app.activity(queue="bulk")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,9 +29,13 @@ Result = TypeVar("Result")
 def effect(activity: str, subject: str) -> Iterator[Callable[[Result], Result]]:
     """Log the start of an activity; the value given is a function that logs its result and passes it on."""
     task = current_task()
-    seen = task.live.get("cost_hold") or {}
+    seen = task.live.get("cost_hold")
     about = {"task": str(task.id), "activity": activity, "subject": subject, "attempt": task.attempt}
-    told = {"queue": task.queue, "flags": sorted(task.flags), "signal": seen.get("value")}
+    told = {
+        "queue": task.queue,
+        "flags": sorted(task.flags),
+        "signal": seen.get("value") if isinstance(seen, Mapping) else None,
+    }
     _append({"effect": "start", **about, **told, **_policy()})
 
     def finish(result: Result) -> Result:

@@ -23,8 +23,8 @@ _WEIGHTS = {"interactive": 3, "bulk": 1}
 MEMBERS = (
     Member("atlas", weights=_WEIGHTS, labels={"memory": "large"}),
     Member("birch", weights=_WEIGHTS, labels={"memory": "small"}, forbidden=("large",)),
-    Member("cedar", weights=_WEIGHTS, allowlist=("generated", "test-code")),
-    Member("delta", slots=2, queues=("bulk",), accepted=("large", "test-code")),
+    Member("cedar", weights=_WEIGHTS, allowlist=("large", "test-code")),
+    Member("delta", slots=2, queues=("interactive",), accepted=("large", "test-code")),
 )
 
 

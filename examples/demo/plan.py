@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,10 @@ PER_FILE: Mapping[str, Callable[[Path], int]] = {
     "count_tokens": work.count_tokens,
     "outline": work.outline,
     "complexity": work.complexity,
+    "count_lines": work.count_lines,
+    "count_comments": work.count_comments,
+    "imports": work.imports,
+    "vocabulary": work.vocabulary,
 }
 PER_SHARD: Mapping[str, Callable[[Sequence[Path]], int]] = {
     "fingerprint": work.fingerprint,
@@ -29,10 +32,17 @@ QUEUES: Mapping[str, str] = {
     "count_tokens": "interactive",
     "outline": "interactive",
     "complexity": "bulk",
+    "count_lines": "interactive",
+    "count_comments": "interactive",
+    "imports": "interactive",
+    "vocabulary": "bulk",
     "fingerprint": "bulk",
     "similarity": "bulk",
     "merge": "interactive",
 }
+FEW = 1000
+"""Files below which each gets all of `PER_FILE`, not the first four, so that there is enough to judge."""
+
 SHARD = 25
 """Files that are merged, fingerprinted and compared together."""
 
@@ -49,17 +59,19 @@ class Job:
 
 @attrs.frozen
 class Shard:
-    """Files that are merged together."""
+    """Files that are merged together, and the activities on each of them."""
 
     name: str
     paths: tuple[str, ...]
+    per_file: tuple[str, ...]
 
 
 def shards(sources: Sequence[Source]) -> list[Shard]:
     """Cut the files into shards of `SHARD`, mixed evenly, the same way every time."""
     mixed = sorted(sources, key=lambda source: hashlib.sha256(source.path.encode()).digest())
     parts = [mixed[at : at + SHARD] for at in range(0, len(mixed), SHARD)]
-    return [Shard(subject([s.path for s in part]), tuple(s.path for s in part)) for part in parts]
+    names = tuple(PER_FILE)[: 4 if len(sources) >= FEW else None]
+    return [Shard(subject([s.path for s in part]), tuple(s.path for s in part), names) for part in parts]
 
 
 def jobs(sources: Sequence[Source], cut: Sequence[Shard]) -> list[Job]:
@@ -81,12 +93,11 @@ def subject(paths: Sequence[str]) -> str:
 def compute_directly(root: str, cut: Sequence[Shard]) -> dict[tuple[str, str], Any]:
     """Compute everything in this one process, without Harvest: result by activity and subject.
 
-    Meant for a process of its own: it silences warnings about the indexed files and gives way to the workers.
+    Meant for a process of its own: it silences warnings about the indexed files.
     """
     warnings.simplefilter("ignore")
-    os.nice(5)
     results: dict[tuple[str, str], Any] = {}
-    parts: dict[str, list[int]] = {name: [] for name in PER_FILE}
+    parts: dict[str, list[int]] = {name: [] for name in cut[0].per_file}
     for shard in cut:
         files = [Path(root, path) for path in shard.paths]
         results |= {("merge", shard.name): _merge_directly(root, shard, results)}
@@ -98,7 +109,7 @@ def compute_directly(root: str, cut: Sequence[Shard]) -> dict[tuple[str, str], A
 
 
 def _merge_directly(root: str, shard: Shard, results: dict[tuple[str, str], Any]) -> dict[str, int]:
-    numbers = {name: [function(Path(root, path)) for path in shard.paths] for name, function in PER_FILE.items()}
+    numbers = {name: [PER_FILE[name](Path(root, path)) for path in shard.paths] for name in shard.per_file}
     for name, values in numbers.items():
         results |= {(name, path): value for path, value in zip(shard.paths, values, strict=True)}
     return work.merge(numbers)
@@ -108,5 +119,5 @@ def _of_shard(shard: Shard, flags: Mapping[str, tuple[str, ...]]) -> Iterator[Jo
     for name in PER_SHARD:
         yield Job(Planned(name, shard.name, QUEUES[name]), (list(shard.paths),))
     for path in shard.paths:
-        for name in PER_FILE:
+        for name in shard.per_file:
             yield Job(Planned(name, path, QUEUES[name], flags[path]), (path,))

@@ -81,11 +81,13 @@ class Merges:
         new = [(shard.name, numbers) for shard in self.cut if (numbers := self._of_shard(shard, results))]
         totals = [results[key] for shard in self.cut if (key := ("merge", shard.name)) in results]
         if INDEX not in self.planned and len(totals) == len(self.cut):
-            new.append((INDEX, {name: [total[name] for total in totals] for name in PER_FILE}))
+            new.append((INDEX, {name: [total[name] for total in totals] for name in self.cut[0].per_file}))
         self.planned |= {name: merge_planned(name) for name, _ in new}
         return new
 
     def _of_shard(self, shard: Shard, results: Mapping[tuple[str, str], Any]) -> dict[str, list[int]] | None:
-        if shard.name in self.planned or any((name, path) not in results for name in PER_FILE for path in shard.paths):
+        if shard.name in self.planned or any(
+            (name, path) not in results for name in shard.per_file for path in shard.paths
+        ):
             return None
-        return {name: [results[name, path] for path in shard.paths] for name in PER_FILE}
+        return {name: [results[name, path] for path in shard.paths] for name in shard.per_file}

@@ -173,7 +173,7 @@ class Indexing:
 
 
 def _call(demo: ModuleType, job: Job) -> Call:
-    options = {"flags": set(job.planned.flags)} if job.planned.flags else {}
+    options: dict[str, Any] = {"flags": set(job.planned.flags)} if job.planned.flags else {}
     return Call(getattr(demo, job.planned.activity), job.args, **options)
 
 

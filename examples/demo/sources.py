@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-MINIMUM = 500
+MINIMUM = 400
 """Files below which a worker may see fewer dispatches than the split is judged over."""
 
 _OUTSIDE = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
@@ -20,7 +20,7 @@ _HEAD = 600
 
 @attrs.frozen
 class Source:
-    """One file: its path below the root, and its flags (`test-code`, `generated`, `large`), sorted."""
+    """One file: its path below the root, and its flags (`generated`, `large`, `small`, `test-code`), sorted."""
 
     path: str
     flags: tuple[str, ...]
@@ -38,7 +38,7 @@ def standard_library() -> Path:
 def discover(root: Path) -> list[Source]:
     """Return every Python file below root that is UTF-8 text, by path.
 
-    The largest quarter is flagged `large`, so that any input has tasks for the flag rules to judge.
+    The largest tenth is flagged `large`, the smallest `small`, so that any input has tasks for the rules to judge.
 
     Raises:
         TooSmallError: root is not a folder or holds fewer than `MINIMUM` such files.
@@ -50,8 +50,10 @@ def discover(root: Path) -> list[Source]:
             f"give a folder with at least {MINIMUM}, or leave INPUT out to index Python's standard library"
         )
         raise TooSmallError(msg)
-    large = sorted(len(content) for content in found.values())[len(found) * 3 // 4]
-    return [Source(path, tuple(_flags(path, content, large))) for path, content in sorted(found.items())]
+    by_size = sorted(found, key=lambda path: (len(found[path]), path))
+    tenth = len(found) // 10
+    sizes = dict.fromkeys(by_size[:tenth], "small") | dict.fromkeys(by_size[-tenth:], "large")
+    return [Source(path, tuple(_flags(path, content, sizes.get(path)))) for path, content in sorted(found.items())]
 
 
 def _readable(root: Path) -> Iterator[tuple[str, bytes]]:
@@ -71,11 +73,11 @@ def _is_text(content: bytes) -> bool:
     return True
 
 
-def _flags(path: str, content: bytes, large: int) -> Iterator[str]:
+def _flags(path: str, content: bytes, size: str | None) -> Iterator[str]:
     *folders, name = path.split("/")
     if _GENERATED.search(content[:_HEAD]):
         yield "generated"
-    if len(content) >= large:
-        yield "large"
+    if size:
+        yield size
     if name.startswith("test_") or _TEST_FOLDERS.intersection(folders):
         yield "test-code"

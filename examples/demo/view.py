@@ -49,7 +49,7 @@ def view(console: Console) -> Iterator[View]:
     if not console.is_terminal:
         yield _Lines(console)
         return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    with Live(console=console, auto_refresh=False) as live:
         yield _Screen(live)
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import re
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
 _WORD = re.compile(r"\w+")
+_TOKEN = re.compile(r"\w+|[^\w\s]")
 _DIVIDES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.BoolOp, ast.IfExp, ast.comprehension)
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _EXCERPT = 4096
@@ -28,11 +27,23 @@ def checksum(path: Path) -> int:
 
 
 def count_tokens(path: Path) -> int:
-    """Return the number of lexical tokens; 0 for a file that is not valid Python."""
-    try:
-        return sum(1 for _ in tokenize.generate_tokens(io.StringIO(_text(path)).readline))
-    except (SyntaxError, tokenize.TokenError):
-        return 0
+    """Return the number of words and signs."""
+    return len(_TOKEN.findall(_text(path)))
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines that are not blank."""
+    return sum(not line.isspace() for line in _text(path).splitlines(keepends=True))
+
+
+def count_comments(path: Path) -> int:
+    """Return the number of lines that are a comment."""
+    return sum(line.lstrip().startswith("#") for line in _text(path).splitlines())
+
+
+def imports(path: Path) -> int:
+    """Return the number of import statements at module level; 0 for a file that does not parse."""
+    return sum(isinstance(statement, ast.Import | ast.ImportFrom) for statement in _tree(path).body)
 
 
 def outline(path: Path) -> int:
@@ -43,6 +54,11 @@ def outline(path: Path) -> int:
 def complexity(path: Path) -> int:
     """Return the number of branching points; 0 for a file that does not parse."""
     return sum(isinstance(node, _DIVIDES) for node in ast.walk(_tree(path)))
+
+
+def vocabulary(path: Path) -> int:
+    """Return the number of different words."""
+    return len(set(_WORD.findall(_text(path))))
 
 
 def fingerprint(paths: Sequence[Path]) -> int:

@@ -1,1 +1,1 @@
-"""."""
+"""What operators ask of a fleet: each answer one frozen value, rendered elsewhere."""

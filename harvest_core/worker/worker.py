@@ -294,7 +294,7 @@ class Worker:
         try:
             try:
                 outcome = await self._dispatcher.run(claim, current)
-            except Exception as error:  # a fault of ours must not leave the task claimed
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the task claimed
                 _log.exception("task %s: its attempt could not be judged", claim.id)
                 outcome = tasks.Finished("failed", error=f"harvest: {type(error).__name__}: {error}")
             name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()

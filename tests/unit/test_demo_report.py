@@ -299,26 +299,26 @@ def test_a_folder_that_is_too_small_is_refused_with_the_minimum(tmp_path):
         sources.discover(tmp_path)
     assert str(refused.value) == (
         f"{tmp_path}: 1 Python files are too few to judge the split of the queues; "
-        "give a folder with at least 500, or leave INPUT out to index Python's standard library"
+        "give a folder with at least 400, or leave INPUT out to index Python's standard library"
     )
 
 
 def test_files_are_flagged_by_what_they_are(tmp_path, monkeypatch):
-    """Any input has flags to judge: the largest quarter is large."""
-    monkeypatch.setattr(sources, "MINIMUM", 4)
-    contents = {
-        "a.py": b"# generated from grammar.txt\n",
-        "b.py": b"x = 1\n" * 100,
-        "tests/c.py": b"",
-        "d.py": b"",
-        "not_text.py": b"\xff\xfe\x00",
-        "site-packages/e.py": b"",
-    }
-    for name, content in contents.items():
+    """Any input has flags to judge: the largest tenth is large, the smallest small."""
+    monkeypatch.setattr(sources, "MINIMUM", 10)
+    contents = {f"tests/t{number}.py": b"#" * number for number in range(8)}
+    contents |= {"a.py": b"# generated from grammar.txt\n", "b.py": b"x = 1\n" * 100}
+    passed_over = {"not_text.py": b"\xff\xfe\x00", "site-packages/e.py": b"", ".hidden/f.py": b""}
+    for name, content in {**contents, **passed_over}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     found = {source.path: source.flags for source in sources.discover(tmp_path)}
-    assert found == {"a.py": ("generated",), "b.py": ("large",), "d.py": (), "tests/c.py": ("test-code",)}
+    assert found == {
+        "a.py": ("generated",),
+        "b.py": ("large",),
+        "tests/t0.py": ("small", "test-code"),
+        **{f"tests/t{number}.py": ("test-code",) for number in range(1, 8)},
+    }
 
 
 def test_the_work_counts_what_it_says(tmp_path):
@@ -327,9 +327,10 @@ def test_the_work_counts_what_it_says(tmp_path):
     good.write_text("class A:\n    def f(self):\n        return 1 if self else 2\n\ndef g():\n    for x in (): pass\n")
     bad.write_text("def (:\n")
     assert (work.outline(good), work.complexity(good)) == (3, 2)
-    assert (work.outline(bad), work.complexity(bad)) == (0, 0)
+    assert (work.outline(bad), work.complexity(bad), work.imports(bad)) == (0, 0, 0)
     assert work.similarity([good, bad]) == 1
-    bad.write_text("x = 1\n")
-    assert work.count_tokens(bad) == 5
+    bad.write_text("import os\n\n  # os = 1\n")
+    counts = (work.imports(bad), work.count_tokens(bad), work.vocabulary(bad), work.count_comments(bad))
+    assert (*counts, work.count_lines(bad)) == (1, 6, 3, 1, 2)
     assert work.fingerprint([good]) != work.fingerprint([bad])
     assert work.merge({"b": [1, 2], "a": [3]}) == {"a": 3, "b": 3}

@@ -87,16 +87,16 @@ class CostHold(Plugin):
 
     @hookimpl
     def observe(self) -> Mapping[str, Json]:
-        """Return `{"holding": bool, "value": number or None, "age": whole seconds or None, "why": words}`.
+        """Return `{"holding": bool, "value": number or None, "why": words}`.
 
-        A verdict given as a bool is no number: its value is None.
+        A verdict given as a bool is no number: its value is None. It changes only when the verdict or the value does,
+        because every change is written to the worker's row; staleness is told in steps of ten seconds.
         """
         reading = self.signal.reading()
         holding, why = _judge(self.config, reading)
         return {
             "holding": holding,
             "value": None if isinstance(reading.value, bool) else reading.value,
-            "age": None if reading.value is None else int(reading.age),
             "why": f"{why} ({reading.trouble})" if reading.trouble else why,
         }
 
@@ -146,7 +146,7 @@ def _judge(config: CostHoldConfig, reading: Reading) -> tuple[bool, str]:
         # A source that is read fails closed; code that never called set() has said nothing.
         return config.is_read, "signal has no value yet"
     if config.is_read and reading.age > config.stale_after:
-        return True, f"signal stale for {int(reading.age)} s"
+        return True, f"signal stale for more than {int(reading.age) // 10 * 10} s"
     if isinstance(value, bool):
         return value, f"signal says {'high' if value else 'low'}"
     if threshold is None:

@@ -73,7 +73,7 @@ def test_unconfigured_has_no_effect(make_hold) -> None:
     """An empty table holds nothing, reads nothing and is no problem, whatever the signal (K3)."""
     hold = CostHold()
     hold.signal.set(1e300)
-    assert hold.observe() == {"holding": False, "value": 1e300, "age": 0, "why": "no activities to hold"}
+    assert hold.observe() == {"holding": False, "value": 1e300, "why": "no activities to hold"}
     assert hold.build_skip_list(tick(hold.publish(BUILD), hold.observe())) is None
     assert hold.refreshes() == ()
     assert hold.check_build(BUILD) == []

@@ -1,0 +1,180 @@
+"""Why is this task not running? Judged for each live worker by the claim's own hooks and clauses (rule O3).
+
+Where this process lacks a plugin that the worker has, that plugin's verdict is "not judged", and the worker is never
+called eligible.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import attrs
+import psycopg
+
+from harvest_core.claim.statement import verdict_statement
+from harvest_core.errors import HookError, TaskNotFoundError
+from harvest_core.model import Clause, Route, Tick
+from harvest_core.policies import Attributed, Policies
+from harvest_core.store.postgres import inspect as views
+from harvest_core.store.postgres.database import Database
+from harvest_core.store.postgres.inspect import TaskStatus
+from harvest_core.store.postgres.workers import WorkerRow, live_workers
+
+ALLOWS, REFUSES, NOT_JUDGED = "allows", "refuses", "not judged"
+
+
+@attrs.frozen
+class Verdict:
+    """What the kernel or one plugin says of a task and a worker.
+
+    Args:
+        by: `kernel` or the plugin's slug.
+        verdict: `allows`, `refuses` or `not judged`.
+        reasons: why not, as `code` or `code:detail`; empty where it allows.
+    """
+
+    by: str
+    verdict: str
+    reasons: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class WorkerVerdict:
+    """Whether one live worker may take the task.
+
+    Args:
+        worker_id: id of the worker's row.
+        worker_name: its label.
+        eligible: True, False, or None where something is not judged and nothing refuses.
+        verdicts: the kernel's and each of its plugins'.
+        free: its free slots.
+        facts_age: seconds since the live facts it is judged by were observed.
+    """
+
+    worker_id: str
+    worker_name: str
+    eligible: bool | None
+    verdicts: tuple[Verdict, ...]
+    free: int
+    facts_age: float
+
+
+@attrs.frozen
+class Explanation:
+    """The answer: the task as it stands, one sentence, and each live worker's verdicts."""
+
+    task: TaskStatus
+    summary: str
+    workers: tuple[WorkerVerdict, ...]
+
+
+async def explain(database: Database, policies: Policies, task_id: int) -> Explanation:
+    """Return why a task is not running, or what it does instead.
+
+    Args:
+        database: where the task is.
+        policies: the policies this process has enabled.
+        task_id: its id.
+
+    Raises:
+        TaskNotFoundError: no task of that id is known.
+    """
+    task = await views.task_status(database, task_id)
+    if task is None:
+        msg = f"task {task_id} is not known: it was never enqueued here, or its retention has passed"
+        raise TaskNotFoundError(msg)
+    if task.route_id is None:
+        return Explanation(task, _sentence(task, ()), ())
+    paused = await views.paused_queues(database)
+    route = Route(task.route_id, task.queue, task.kind, task.name, task.traits)
+    workers = [await _judge(database, policies, row, route, paused) for row in await live_workers(database)]
+    return Explanation(task, _sentence(task, workers), tuple(workers))
+
+
+async def _judge(
+    database: Database, policies: Policies, row: WorkerRow, route: Route, paused: frozenset[str]
+) -> WorkerVerdict:
+    own = policies.only(row.plugins)
+    tick = Tick(row.worker, max(1, row.concurrency - row.running), row.live)
+    verdicts = [_kernel(row, route, paused)]
+    for slug in row.plugins:
+        if slug in own.plugins:
+            verdicts.append(await _policy(database, own, slug, tick, route))
+        else:
+            verdicts.append(Verdict(slug, NOT_JUDGED, (f"not_enabled_here:{slug}",)))
+    found = {verdict.verdict for verdict in verdicts}
+    eligible = False if REFUSES in found else None if NOT_JUDGED in found else True
+    free = max(0, row.concurrency - row.running)
+    return WorkerVerdict(row.worker.id, row.worker.name, eligible, tuple(verdicts), free, row.live_age)
+
+
+def _kernel(row: WorkerRow, route: Route, paused: frozenset[str]) -> Verdict:
+    reasons = []
+    if route.queue not in row.worker.queues:
+        reasons.append(f"queue_not_polled:{route.queue}")
+    if route.name not in row.worker.activities:
+        reasons.append(f"name_not_registered:{route.name}")
+    if route.queue in paused:
+        reasons.append(f"queue_paused:{route.queue}")
+    if row.draining:
+        reasons.append("worker_draining")
+    return Verdict("kernel", REFUSES if reasons else ALLOWS, tuple(reasons))
+
+
+async def _policy(database: Database, policies: Policies, slug: str, tick: Tick, route: Route) -> Verdict:
+    reasons: list[str] = []
+    try:
+        if route.kind == "activity":  # no policy skips a workflow
+            for skip in policies.skips_of(slug, tick):
+                reasons += skip.reasons if skip.activity == route.name else ()
+        for clause in policies.clauses_of(slug, tick):
+            if not await _admits(database, slug, clause, route):
+                reasons += tuple(clause.reasons(route)) or (f"refused_by_clause:{slug}",)
+    except HookError as error:
+        return Verdict(slug, REFUSES, (f"cannot_be_judged:{error.hook} {error.detail}",))
+    except psycopg.DataError as error:
+        return Verdict(slug, REFUSES, (f"clause_raises:{str(error).strip()}",))
+    return Verdict(slug, REFUSES if reasons else ALLOWS, tuple(dict.fromkeys(reasons)))
+
+
+async def _admits(database: Database, slug: str, clause: Clause, route: Route) -> bool:
+    statement = verdict_statement([Attributed(slug, clause)], database.quoted, [route.id])
+    rows = await database.fetch(statement.text, statement.values)
+    return bool(rows and rows[0][5])
+
+
+def _sentence(task: TaskStatus, workers: Sequence[WorkerVerdict]) -> str:
+    if task.finished:
+        return f"it is {task.state}" + (f": {task.error}" if task.error and task.state != "completed" else "")
+    if task.state == "running":
+        name = next((worker.worker_name for worker in workers if worker.worker_id == task.worker_id), task.worker_id)
+        return f"it is running, attempt {task.attempt}, on worker {name}"
+    if task.state == "scheduled":
+        wait = max(0.0, (task.scheduled_at - datetime.now(UTC)).total_seconds())
+        cause = f"attempt {task.attempt} failed ({task.error}); the next" if task.attempt else "the first attempt"
+        return f"{cause} is due in {wait:.0f} s"
+    return _pending_sentence(workers)
+
+
+def _pending_sentence(workers: Sequence[WorkerVerdict]) -> str:
+    if not workers:
+        return "no worker is alive"
+    eligible = [worker for worker in workers if worker.eligible]
+    if idle := [worker for worker in eligible if worker.free]:
+        return f"{len(idle)} of {len(workers)} live workers may take it and have free slots; it is taken in its turn"
+    if eligible:
+        return f"{len(eligible)} of {len(workers)} live workers may take it, and all their slots are busy"
+    causes = Counter(
+        reason
+        for worker in workers
+        for verdict in worker.verdicts
+        if verdict.verdict == REFUSES
+        for reason in verdict.reasons
+    )
+    listed = ", ".join(f"{count} x {reason}" for reason, count in causes.most_common())
+    unknown = sum(worker.eligible is None for worker in workers)
+    if unknown:
+        listed += f"{', ' if listed else ''}{unknown} not judged here"
+    return f"none of {len(workers)} live workers may take it: {listed}"
