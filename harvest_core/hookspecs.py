@@ -52,7 +52,11 @@ def order_queues(tick: Tick) -> Sequence[Turn] | None:
 
 @hookspec
 def check_build(build: BuildView) -> Sequence[Problem] | None:
-    """Return every fault and warning this plugin finds in the whole build. No I/O."""
+    """Return every fault and warning this plugin finds in the whole build.
+
+    Called once by `build()`, with all activities, queues and plugins known. A problem marked as warning is told and
+    stops nobody.
+    """
 
 
 @hookspec
@@ -75,4 +79,7 @@ def observe() -> Mapping[str, Json] | None:
 
 @hookspec
 def metrics(registry: CollectorRegistry) -> None:
-    """Register this plugin's collectors, once per build, in that build's own registry."""
+    """Register this plugin's collectors in the registry of one build.
+
+    Called once per build. Names start with `harvest_`; values move in `observe` or are read when scraped.
+    """

@@ -21,21 +21,21 @@ app = Harvest.from_toml(Path(__file__).with_name("harvest.toml"))
 
 @app.activity(queue="interactive")
 async def checksum(path: str) -> int:
-    """Fast and async: runs in the worker's loop."""
+    """Fast, so it may be async: it runs in the worker's loop, as the other counts do."""
     with effect("checksum", path) as finish:
         return finish(work.checksum(ROOT / path))
 
 
 @app.activity(queue="interactive")
-def count_tokens(path: str) -> int:
-    """Plain, so it runs in a thread, as all that follow do."""
+async def count_tokens(path: str) -> int:
+    """Words and signs of one file."""
     with effect("count_tokens", path) as finish:
         return finish(work.count_tokens(ROOT / path))
 
 
 @app.activity(queue="interactive")
 def outline(path: str) -> int:
-    """Functions and classes of one file."""
+    """Plain, so it runs in a thread, as all heavier activities do."""
     with effect("outline", path) as finish:
         return finish(work.outline(ROOT / path))
 
@@ -48,14 +48,14 @@ def complexity(path: str) -> int:
 
 
 @app.activity(queue="interactive")
-def count_lines(path: str) -> int:
+async def count_lines(path: str) -> int:
     """Only for inputs of few files."""
     with effect("count_lines", path) as finish:
         return finish(work.count_lines(ROOT / path))
 
 
 @app.activity(queue="interactive")
-def count_comments(path: str) -> int:
+async def count_comments(path: str) -> int:
     """Only for inputs of few files."""
     with effect("count_comments", path) as finish:
         return finish(work.count_comments(ROOT / path))

