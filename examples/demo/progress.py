@@ -17,10 +17,12 @@ class Progress:
 
     Args:
         planned: the tasks enqueued so far.
+        rules: which activities are held.
         effects: the log so far.
+        started: dispatches by worker and queue.
+        ended: finished tasks by activity.
         results: result by activity and subject of the tasks that ended.
         running: start lines of tasks that have not ended, by task id.
-        latest: the last start line of each worker.
     """
 
     planned: list[Planned]
@@ -30,7 +32,6 @@ class Progress:
     ended: Counter[str] = attrs.field(factory=Counter)
     results: dict[tuple[str, str], Any] = attrs.field(factory=dict)
     running: dict[str, Effect] = attrs.field(factory=dict)
-    latest: dict[str, Effect] = attrs.field(factory=dict)
 
     def add(self, effects: Iterable[Effect]) -> None:
         """Take in what the workers logged since the last look."""
@@ -39,7 +40,6 @@ class Progress:
             if effect.effect == "start":
                 self.started[effect.worker, effect.queue] += 1
                 self.running[effect.task] = effect
-                self.latest[effect.worker] = effect
             else:
                 self.ended[effect.activity] += 1
                 self.results[effect.key] = effect.result

@@ -74,7 +74,7 @@ class Member:
     """A worker as it was started: its labels and flag sets, the queues it polls, and how many tasks at once."""
 
     name: str
-    slots: int = 8
+    slots: int = 4
     weights: Mapping[str, int] = attrs.field(factory=dict)
     queues: tuple[str, ...] = ("interactive", "bulk")
     labels: Mapping[str, str] = attrs.field(factory=dict)
@@ -312,12 +312,6 @@ def split(run: Run, member: Member) -> list[Check]:
     ]
 
 
-def share(effects: Iterable[Effect], queue: str) -> float | None:
-    """Return the part of these starts that was of queue, or None where there are none."""
-    queues = Counter(effect.queue for effect in effects if effect.effect == "start")
-    return queues[queue] / queues.total() if queues else None
-
-
 def _span(run: Run, member: Member) -> list[Effect]:
     """Return the member's own dispatches while, beyond doubt, each of its queues held work that it may take.
 
@@ -360,15 +354,15 @@ def _refusal(flags: Sequence[str], worker: Member | Effect) -> str | None:
     """Return why a worker's flag sets refuse these flags, or None; the rules FL2 and FL3 in plain words."""
     for flag in flags:
         if flag in worker.forbidden:
-            return f"{worker_name(worker)} forbids {flag}"
+            return f"{_name(worker)} forbids {flag}"
         if worker.allowlist is not None and flag not in worker.allowlist:
-            return f"{worker_name(worker)} does not allow {flag}"
+            return f"{_name(worker)} does not allow {flag}"
     if worker.accepted and not any(flag in worker.accepted for flag in flags):
-        return f"{worker_name(worker)} accepts only {', '.join(worker.accepted)}"
+        return f"{_name(worker)} accepts only {', '.join(worker.accepted)}"
     return None
 
 
-def worker_name(worker: Member | Effect) -> str:
+def _name(worker: Member | Effect) -> str:
     """Return the name of a worker, or of the one that wrote an effect."""
     return worker.name if isinstance(worker, Member) else worker.worker
 

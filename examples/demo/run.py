@@ -31,7 +31,7 @@ from signals import LOW, Operator
 from sources import Source, TooSmallError, discover, standard_library
 from view import Scene, report_table, view
 
-from harvest_core import Call
+from harvest_core import Call, HarvestError
 from harvest_core.store.postgres.embedded import start as start_postgresql
 
 LONGEST = 600.0
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="harvest-demo-"))
     try:
         passed = _demo(console, root, sources, folder)
-    except EndedError as fault:
+    except (EndedError, HarvestError, TimeoutError) as fault:
         console.print(str(fault), style="red", highlight=False, soft_wrap=True, markup=False)
         passed = False
     except KeyboardInterrupt:
@@ -72,6 +72,9 @@ def _demo(console: Console, root: Path, sources: list[Source], folder: Path) -> 
     (folder / "effects").mkdir()
     server = start_postgresql(folder / "postgresql")
     try:
+        # The demo shows its own configuration, whatever the caller's environment says.
+        for name in [name for name in os.environ if name.startswith("HARVEST_")]:
+            del os.environ[name]
         os.environ["HARVEST_DSN"], os.environ["DEMO_INPUT"] = server.dsn, str(root)
         began = time.monotonic()
         judged = asyncio.run(_run(console, root, sources, folder / "effects"))
@@ -130,7 +133,7 @@ async def _index(console: Console, work: list[Job], cut: list[Shard], operator: 
 
 @attrs.define
 class Indexing:
-    """The run under way: what the effect log says, and the merges that follow from it."""
+    """The run under way: what the effect log says, the merges that follow from it, and the handle of the last one."""
 
     progress: Progress
     merges: Merges

@@ -12,6 +12,7 @@ import attrs
 MINIMUM = 400
 """Files below which a worker may see fewer dispatches than the split is judged over."""
 
+_ADVICE = f"give a folder with at least {MINIMUM}, or leave INPUT out to index Python's standard library"
 _OUTSIDE = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
 _TEST_FOLDERS = frozenset({"test", "tests", "testing", "idle_test"})
 _GENERATED = re.compile(rb"generated (from|by|with)|auto-?generated|automatically generated", re.IGNORECASE)
@@ -27,7 +28,7 @@ class Source:
 
 
 class TooSmallError(Exception):
-    """The folder cannot be judged; the message says the minimum."""
+    """The input cannot be judged; the message says the minimum."""
 
 
 def standard_library() -> Path:
@@ -43,12 +44,12 @@ def discover(root: Path) -> list[Source]:
     Raises:
         TooSmallError: root is not a folder or holds fewer than `MINIMUM` such files.
     """
-    found = dict(_readable(root)) if root.is_dir() else {}
+    if not root.is_dir():
+        msg = f"{root} is not a folder; {_ADVICE}"
+        raise TooSmallError(msg)
+    found = dict(_readable(root))
     if len(found) < MINIMUM:
-        msg = (
-            f"{root}: {len(found)} Python files are too few to judge the split of the queues; "
-            f"give a folder with at least {MINIMUM}, or leave INPUT out to index Python's standard library"
-        )
+        msg = f"{root}: {len(found)} Python files are too few to judge the split of the queues; {_ADVICE}"
         raise TooSmallError(msg)
     by_size = sorted(found, key=lambda path: (len(found[path]), path))
     tenth = len(found) // 10

@@ -163,6 +163,13 @@ def test_a_second_start_fails_once(same_id):
     assert found["once"][-1] == str(again)
 
 
+def test_two_tasks_under_one_id_fail_once():
+    """K1: an id names one task."""
+    run = honest()
+    found = failures(doctored(lambda e: e.key == ("outline", "f5"), task=run.effects[0].task))
+    assert list(found) == ["once"]
+
+
 @pytest.mark.parametrize(
     "changes", [{"queue": "bulk"}, {"flags": ["test-code"]}, {"labels": {}}, {"subject": "unplanned"}]
 )
@@ -292,6 +299,19 @@ def test_a_span_that_is_too_short_fails():
     assert "dispatches of atlas while both queues held work for it (at least 300)" in found["span of atlas"][0]
 
 
+def test_held_work_extends_no_span():
+    """Work that is held is no candidate, so a queue that holds nothing else has run dry for the split."""
+    run = honest()
+
+    def span(fewer):
+        left = lambda p: not (p.activity == "complexity" and p.subject > "f3") and not (fewer and held(p))  # noqa: E731
+        held = lambda p: p.activity == "fingerprint" and p.subject != "s0"  # noqa: E731
+        parts = {"planned": list(filter(left, run.planned)), "effects": list(filter(left, run.effects))}
+        return next(c.said for c in report.judge(attrs.evolve(run, **parts)) if c.name == "span of atlas")
+
+    assert span(fewer=True) == span(fewer=False)
+
+
 def test_a_folder_that_is_too_small_is_refused_with_the_minimum(tmp_path):
     """An input on which nothing could be judged is refused before anything starts."""
     (tmp_path / "one.py").write_text("x = 1\n")
@@ -301,6 +321,8 @@ def test_a_folder_that_is_too_small_is_refused_with_the_minimum(tmp_path):
         f"{tmp_path}: 1 Python files are too few to judge the split of the queues; "
         "give a folder with at least 400, or leave INPUT out to index Python's standard library"
     )
+    with pytest.raises(sources.TooSmallError, match=r"one\.py is not a folder; give a folder with at least 400"):
+        sources.discover(tmp_path / "one.py")
 
 
 def test_files_are_flagged_by_what_they_are(tmp_path, monkeypatch):
