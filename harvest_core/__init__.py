@@ -1,27 +1,34 @@
-"""Background work on PostgreSQL that lands on the right worker: the public surface, and nothing else."""
+"""Background work on PostgreSQL that lands on the right worker: the public surface, and nothing else.
 
-from harvest_core.activity import RegisteredActivity
-from harvest_core.app import Harvest
-from harvest_core.client import Call, Client, Task
-from harvest_core.errors import (
-    BuildError,
-    DatabaseUnavailableError,
-    EnqueueError,
-    HarvestError,
-    HookError,
-    LocalActivityError,
-    LostClaimError,
-    NonRetryableError,
-    PayloadError,
-    Problem,
-    SchemaError,
-    TaskFailedError,
-    TaskNotFoundError,
-    UnknownActivityError,
-)
-from harvest_core.model import Retry
-from harvest_core.worker.context import CurrentTask, current_task
-from harvest_core.worker.worker import Worker
+Names are imported when they are first used: a plugin that imports `harvest_core.plugin` loads no database driver.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harvest_core.activity import RegisteredActivity
+    from harvest_core.app import Harvest
+    from harvest_core.client import Call, Client, Task
+    from harvest_core.errors import (
+        BuildError,
+        DatabaseUnavailableError,
+        EnqueueError,
+        HarvestError,
+        HookError,
+        LocalActivityError,
+        LostClaimError,
+        NonRetryableError,
+        PayloadError,
+        Problem,
+        SchemaError,
+        TaskFailedError,
+        TaskNotFoundError,
+        UnknownActivityError,
+    )
+    from harvest_core.model import Retry
+    from harvest_core.worker.context import CurrentTask, current_task
+    from harvest_core.worker.worker import Worker
 
 __all__ = [
     "BuildError",
@@ -48,3 +55,22 @@ __all__ = [
     "Worker",
     "current_task",
 ]
+
+_HOMES = {
+    "RegisteredActivity": "activity",
+    "Harvest": "app",
+    "Call": "client",
+    "Client": "client",
+    "Task": "client",
+    "Retry": "model",
+    "CurrentTask": "worker.context",
+    "current_task": "worker.context",
+    "Worker": "worker.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
