@@ -34,11 +34,13 @@ class Launch:
         config: the file to read in place of the one the app names.
         overrides: dotted keys and values, as `--set` gives them.
         options: plugins' own options as typed: flag and value.
+        nearby: the file to read where the app names no configuration at all.
     """
 
     config: Path | None = None
     overrides: Sequence[tuple[str, Any]] = ()
     options: Sequence[tuple[str, str]] = ()
+    nearby: Path | None = None
 
 
 launch: ContextVar[Launch] = ContextVar("launch", default=Launch())  # noqa: B039 - frozen
@@ -114,7 +116,7 @@ def configure(source: Path | Mapping[str, Any] | None, under: Launch) -> Setup:
                     objects[slug] = entry
         return {slug: cls.config_class for slug, cls in classes.items() if slug not in objects}
 
-    where = under.config or source
+    where = under.config or (under.nearby if source is None else source)
     environ = None if isinstance(where, Mapping) else dict(os.environ)
     # The plugins' options need the classes, and those the configuration: read once for the classes, then with options.
     configuration.load(where, environ=environ, overrides=under.overrides, plugin_classes=find)

@@ -13,7 +13,8 @@ from harvest_core.hookspecs import HOOK_API
 from harvest_core.plugin import Plugin
 
 GROUP = "harvest.plugins"
-_SLUG = re.compile(r"[a-z][a-z0-9_]*")
+_SLUG = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+"""Without a double underscore: that parts the slug from a value's name where the claim binds it."""
 
 
 @attrs.frozen
@@ -67,7 +68,7 @@ def class_problem(cls: type[Plugin], name: str, source: str) -> Problem | None:
     """Return what makes a class unusable as the plugin of that name, or None."""
     where = f"plugin {name!r}"
     if getattr(cls, "slug", None) != name or not _SLUG.fullmatch(name):
-        hint = "slug, entry point and configuration table are one name of a-z, 0-9 and _"
+        hint = "slug, entry point and configuration table are one name of a-z, 0-9 and single _ between them"
         message = f"{source} has the slug {getattr(cls, 'slug', None)!r}"
         return Problem("plugin.slug", where, message, hint)
     if cls.hook_api != HOOK_API:

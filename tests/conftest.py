@@ -23,7 +23,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("matrix") is None:
         return
     chosen = postgresql_choice(metafunc.config)
-    choices = ["18", "16", *(str(path) for path in sorted(ELSEWHERE.glob("*/bin")))] if chosen == "18" else [chosen]
+    choices = ["18", "16", *(str(path) for path in sorted(ELSEWHERE.glob("*/bin")))]
+    if metafunc.config.getoption("--harvest-postgresql") or chosen != metafunc.config.getini("harvest_postgresql"):
+        choices = [chosen]
     names = [Path(choice).parent.name if choice.startswith("/") else choice for choice in choices]
     ids = [name if name.isdigit() else "chosen" for name in names]
     metafunc.parametrize("harvest_server", choices, ids=ids, indirect=True, scope="session")

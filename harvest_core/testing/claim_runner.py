@@ -54,19 +54,19 @@ class Judged:
 class ClaimRunner:
     """Claims from one task on each of the given routes, in a transaction that is rolled back.
 
-    Args:
-        connection: to a database with a migrated schema `harvest` that nobody else uses, in autocommit.
+    Attributes:
+        dsn: of its database.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
+    def __init__(self, dsn: str, connection: psycopg.Connection[Any]) -> None:
+        self.dsn, self._connection = dsn, connection
 
     @classmethod
     @contextmanager
     def on(cls, dsn: str) -> Iterator[ClaimRunner]:
-        """Give a runner with a connection of its own."""
+        """Give a runner on a database with a migrated schema `harvest` that nobody else uses."""
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=1) as connection:
-            yield cls(connection)
+            yield cls(dsn, connection)
 
     def judge(
         self,

@@ -41,7 +41,7 @@ class ClauseRunner:
             psycopg.Error: the clause cannot be used, or raises on a route.
         """
         attributed = Attributed("clause", clause)
-        text = f"select (\n{clause_text(attributed)}\n) from {_ROUTES} order by r.n"
+        text = f"select (\n{clause_text(attributed)}\n) from {_ROUTES} order by r.n"  # noqa: S608 - the clause under test
         values = {
             **clause_values(attributed),
             "ids": [route.id for route in routes],
@@ -53,6 +53,7 @@ class ClauseRunner:
         found = [row[0] for row in self._connection.execute(text.encode(), values)]
         for route, verdict in zip(routes, found, strict=True):
             if not isinstance(verdict, bool):
-                msg = f"the clause {clause.sql.strip()!r} is {'NULL' if verdict is None else verdict!r} for {route}"
+                said = "NULL" if verdict is None else repr(verdict)
+                msg = f"the clause {clause.sql.strip()!r} is {said} for {route}"
                 raise AssertionError(msg)
         return found

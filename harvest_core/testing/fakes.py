@@ -102,6 +102,7 @@ class FakeClock:
         self.now = now
 
     def __call__(self) -> float:
+        """Return the seconds."""
         return self.now
 
     def advance(self, seconds: float) -> None:

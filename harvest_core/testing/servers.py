@@ -127,4 +127,4 @@ def _on(server: str, name: str) -> str:
 
 def _run(server: str, statement: str, *names: str) -> None:
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))  # type: ignore[arg-type]
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

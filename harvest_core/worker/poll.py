@@ -68,6 +68,14 @@ class Poller:
         self.held: frozenset[str] = frozenset()
         """Names of the activities that a hold kept from the last claim."""
 
+    def look_for_due(self) -> None:
+        """Let the next poll promote what is due: more may be due, or sooner, than was known."""
+        self._promote_at = 0.0
+
+    def until_due(self) -> float:
+        """Return the seconds for which polling again would promote nothing, at most the poll interval."""
+        return min(max(0.01, self._promote_at - self._clock()), self._poll_interval)
+
     async def poll(self, worker: Worker, free: int) -> Poll:
         """Claim at most free tasks for a worker.
 

@@ -62,7 +62,8 @@ class Worker:
         self._settings = build.config.worker
         self._stack = AsyncExitStack()
         self._metrics = KernelMetrics(build.registry)
-        self._running: dict[int, tuple[asyncio.Task[None], CurrentTask]] = {}
+        # By task and token: a thread left over from an attempt may outlast the start of the next one.
+        self._running: dict[tuple[int, int], tuple[asyncio.Task[None], CurrentTask]] = {}
         self._wake, self._freed = asyncio.Event(), asyncio.Event()
         self._stopping, self._now = asyncio.Event(), asyncio.Event()
         self._asleep, self._lost = False, False
@@ -111,6 +112,8 @@ class Worker:
         """
         while not self._stopping.is_set():
             await self._free_slot()
+            if self._stopping.is_set():
+                break
             poll = await self._poll()
             if poll.full:
                 continue
@@ -120,7 +123,8 @@ class Worker:
                 break
             elif not poll.result.claims:
                 await self._sleep(0.02)  # another claim holds the last rows for a moment
-        await self._drain()
+        if self._stopping.is_set():
+            await self._drain()
 
     # ------------------------------------------------------------------------------------------------ opening
 
@@ -245,7 +249,7 @@ class Worker:
         """Give back claims in this worker's name that it never heard of; between claims, so that none is on its way."""
         if self._clock() < self._reconcile_at:
             return
-        known = self._running.keys() | self._finisher.ids
+        known = {task for task, _ in self._running} | self._finisher.ids
         if unknown := await tasks.release_unknown(self._database, self.identity.id, known):
             self._metrics.rescued.labels("lost_answer").inc(unknown)
             _log.warning("gave back %s claims whose answer was lost", unknown)
@@ -262,12 +266,16 @@ class Worker:
         elif not self._asleep and self._build.config.harvest.notify:
             await self._mark(asleep=True)  # and look once more, for what came before the mark
         else:
-            await self._woken(self._settings.poll_interval)
+            await self._woken(self._poller.until_due())
 
     async def _mark(self, *, asleep: bool) -> None:
-        self._asleep = asleep
-        with suppress(DatabaseUnavailableError, psycopg.Error):  # the next poll tells
+        try:
             await workers.mark(self._database, self.identity.id, asleep=asleep)
+        except (DatabaseUnavailableError, psycopg.Error) as error:
+            _log.warning("the sleep mark was not written: %s", error)
+            await self._woken(min(self._settings.poll_interval, 1.0))
+        else:
+            self._asleep = asleep
 
     async def _woken(self, limit: float) -> None:
         with suppress(TimeoutError):
@@ -290,7 +298,12 @@ class Worker:
         if payload == "" or kind == "setting":
             self._refreshes.setting_changed(key)
         if payload == "" or payload in self.identity.queues:
-            self._wake.set()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Poll soon, for tasks that have become due too."""
+        self._poller.look_for_due()
+        self._wake.set()
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -302,7 +315,7 @@ class Worker:
             lambda claim, details: tasks.heartbeat(self._database, claim, details),
             asyncio.get_running_loop(),
         )
-        self._running[claim.id] = (asyncio.create_task(self._run(claim, current)), current)
+        self._running[claim.id, claim.token] = (asyncio.create_task(self._run(claim, current)), current)
 
     async def _run(self, claim: Claim, current: CurrentTask) -> None:
         try:
@@ -314,11 +327,13 @@ class Worker:
             name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()
             self._metrics.finished.labels(name).inc()
             self._finisher.add(claim, outcome)
+            if isinstance(outcome, tasks.Retried):
+                asyncio.get_running_loop().call_later(outcome.wait, self._look_again)
             if current.thread is not None:
                 with suppress(Exception):  # its outcome is decided; the slot alone waits for the thread
                     await asyncio.shield(current.thread)
         finally:
-            self._running.pop(claim.id, None)
+            self._running.pop((claim.id, claim.token), None)
             self._freed.set()
 
     def _claim_lost(self, claim: Claim) -> None:

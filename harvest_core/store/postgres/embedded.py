@@ -238,8 +238,9 @@ def _programs(major: int) -> Path:
 
 def _major_of(binaries: Path) -> int:
     try:
-        told = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
-        return int(told.split()[2].partition(".")[0])
+        command = [str(binaries / "postgres"), "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+        return int(told.stdout.split()[2].partition(".")[0])
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
         message = f"{binaries} holds no PostgreSQL that runs ({error}): name the folder of postgres and initdb"
         raise DatabaseUnavailableError(message) from error

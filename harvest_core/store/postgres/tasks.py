@@ -122,12 +122,7 @@ async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Out
             continue
         values = {"ids": [claim.id for claim, _ in part], "tokens": [claim.token for claim, _ in part]}
         values.update(columns([outcome for _, outcome in part]))
-        try:
-            rows = await database.fetch(text, values)
-        except psycopg.errors.CheckViolation:  # today's partition of `finished` is missing
-            await extend_finished(database)
-            rows = await database.fetch(text, values)
-        written |= {row[0] for row in rows}
+        written |= {row[0] for row in await _fetch_finishing(database, text, values)}
     return written
 
 
@@ -163,7 +158,7 @@ async def promote(database: Database) -> tuple[int, float | None]:
 async def rescue(database: Database, batch: int = 1000, slack: float = 1.0) -> tuple[int, int]:
     """Take back claims of dead workers and end attempts past their deadline; return how many of each."""
     orphaned, timed_out = (
-        await database.fetch("select * from {schema}.rescue(%s::integer, %s::float8)", [batch, slack])
+        await _fetch_finishing(database, "select * from {schema}.rescue(%s::integer, %s::float8)", [batch, slack])
     )[0]
     return orphaned, timed_out
 
@@ -184,6 +179,14 @@ async def remove_idle_routes(database: Database) -> int | None:
         except psycopg.errors.LockNotAvailable:
             return None
     return int(row[0]) if row else None
+
+
+async def _fetch_finishing(database: Database, text: str, values: Any) -> list[tuple[Any, ...]]:
+    try:
+        return await database.fetch(text, values)
+    except psycopg.errors.CheckViolation:  # today's partition of `finished` is missing
+        await extend_finished(database)
+        return await database.fetch(text, values)
 
 
 def _finish_columns(outcomes: Sequence[Any]) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from harvest_core.store.postgres.database import Database
 
 BEAT = (
     "update {schema}.workers set beaten_at = now(), live = %(live)s, live_at = now() - make_interval(secs => %(age)s) "
-    "where id = %(id)s returning 1"
+    "where id = %(id)s and beaten_at > now() - make_interval(secs => ttl) returning 1"
 )
-"""One beat. `age`: seconds since the live facts were observed. No row: the worker was pruned."""
+"""One beat. `age`: seconds since the live facts were observed. No row: the worker was pruned, or so late that others
+may have taken its tasks already."""
 
 
 @attrs.frozen

@@ -78,6 +78,7 @@ create table {schema}.keys (
     task_id bigint not null,
     primary key (name, key)
 );
+create index keys_task on {schema}.keys (task_id);
 
 -- Defaults of activities, published by workers, so that an enqueue from plain SQL gets them too.
 create table {schema}.activities (
@@ -168,9 +169,11 @@ declare
     owners bigint[];
 begin
     select i.* into wrong
-    from unnest(names, args, kwargs, queues, traits, attempts, delays)
-        with ordinality i(name, args, kwargs, queue, traits, attempts, delay, n)
-    where coalesce(btrim(i.name), '') = '' or i.queue = '' or i.attempts < 1 or i.delay < 0
+    from unnest(names, args, kwargs, queues, traits, attempts, delays, start_to_closes, heartbeats)
+        with ordinality i(name, args, kwargs, queue, traits, attempts, delay, start_to_close, heartbeat, n)
+    where coalesce(btrim(i.name), '') = '' or btrim(i.queue) = '' or i.attempts < 1
+       or i.delay not between 0 and 1e10  -- NaN is above every number
+       or least(i.start_to_close, i.heartbeat) <= 0 or greatest(i.start_to_close, i.heartbeat) > 1e10
        or jsonb_typeof(i.args) is distinct from 'array' or jsonb_typeof(i.kwargs) is distinct from 'object'
        or jsonb_typeof(coalesce(i.traits, '{{}}')) <> 'object'
        or octet_length(i.args::text) + octet_length(i.kwargs::text) > 2 * 1024 * 1024
@@ -179,7 +182,8 @@ begin
         raise exception 'harvest: task % (%) cannot be enqueued', wrong.n, coalesce(nullif(wrong.name, ''), 'no name')
             using errcode = 'invalid_parameter_value',
             hint = 'A name and a queue are not blank, args is a JSON array, kwargs and traits are JSON objects, '
-                'max_attempts is at least 1, delay is not negative, and arguments take at most 2 MB.';
+                'max_attempts is at least 1, delay is not negative, start_to_close and heartbeat are above 0, all of them '
+                'below 1e10 seconds, and arguments take at most 2 MB.';
     end if;
 
     for identity in
@@ -204,9 +208,10 @@ begin
             from unnest(names, enqueue_many.keys, ids) i(name, key, id) where i.key is not null
             order by i.name, i.key, i.id
             on conflict do nothing;
-            select array_agg(case when i.key is null then i.id else k.task_id end order by i.n) into owners
-            from unnest(names, enqueue_many.keys, ids) with ordinality i(name, key, id, n)
-            left join {schema}.keys k on k.name = i.name and k.key = i.key;
+            -- An old snapshot still sees a freed key beside its own new one: the newest is the one that counts.
+            select array_agg(case when i.key is null then i.id else (
+                       select max(k.task_id) from {schema}.keys k where k.name = i.name and k.key = i.key) end order by i.n)
+            into owners from unnest(names, enqueue_many.keys, ids) with ordinality i(name, key, id, n);
             exit when array_position(owners, null) is null;
         end loop;
     end if;
@@ -270,89 +275,76 @@ create function {schema}.claim(
     priority integer, scheduled_at timestamptz, enqueued_at timestamptz, start_to_close double precision,
     heartbeat double precision, args jsonb, kwargs jsonb
 ) language plpgsql volatile
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-    lane_count integer := cardinality(tiers);
-    unopened integer[] := array_fill(0, array[lane_count]);   -- by lane: the next route to open, 0 when none is left
-    heads integer[] := array_fill(0, array[lane_count]);      -- by lane: how many opened cursors have a head
-    turns bigint[] := starts;
-    opened refcursor[] := '{{}}';      -- opened cursors and their heads, exhausted ones overwritten by the last
-    opened_lane integer[] := '{{}}';
-    opened_priority integer[] := '{{}}';
-    opened_time timestamptz[] := '{{}}';
-    opened_id bigint[] := '{{}}';
-    opened_count integer := 0;
+    -- Lane i has its routes at firsts[i] .. lasts[i]. Before nexts[i] their cursors are open, and priorities, times and
+    -- ids hold heads; from nexts[i] on they hold bounds. An exhausted route is overwritten by the first.
+    firsts integer[] := array_fill(1, array[cardinality(tiers)]);
+    nexts integer[];
+    lasts integer[] := array_fill(0, array[cardinality(tiers)]);
+    cursors refcursor[] := array_fill(null::refcursor, array[cardinality(routes)]);
     taken bigint[] := '{{}}';
-    taken_turn bigint[] := '{{}}';
+    turns bigint[] := '{{}}';
+    slot record;
     lane integer;
     best integer;
-    bound integer;
     one refcursor;
+    is_open boolean;
     head record;
     claim_token bigint;
 begin
-    for i in reverse coalesce(cardinality(routes), 0) .. 1 loop
-        unopened[lanes[i]] := i;
+    for i in reverse cardinality(routes) .. 1 loop
+        firsts[lanes[i]] := i;
+        lasts[lanes[i]] := greatest(lasts[lanes[i]], i);
     end loop;
+    nexts := firsts;
 
-    while cardinality(taken) < n loop
-        lane := 0;
-        for i in 1 .. lane_count loop
-            if (unopened[i] > 0 or heads[i] > 0)
-               and (lane = 0 or (tiers[i], turns[i] + steps[i]) < (tiers[lane], turns[lane] + steps[lane])) then
-                lane := i;
+    <<slots>>
+    for slot in
+        select l.lane, starts[l.lane] + k * steps[l.lane] as turn
+        from generate_subscripts(tiers, 1) l(lane) cross join generate_series(1, n) k
+        order by tiers[l.lane], turn, l.lane
+    loop
+        lane := slot.lane;
+        while firsts[lane] <= lasts[lane] loop
+            best := firsts[lane];
+            for i in best + 1 .. least(nexts[lane], lasts[lane]) loop
+                if (-priorities[i], times[i], ids[i]) < (-priorities[best], times[best], ids[best]) then
+                    best := i;
+                end if;
+            end loop;
+
+            one := cursors[best];
+            is_open := one is not null;
+            if is_open then
+                taken := taken || ids[best];
+                turns := turns || slot.turn;
+                exit slots when cardinality(taken) = n;
+            else
+                open one for
+                    select t.id, t.priority, t.scheduled_at from {schema}.tasks t
+                    where t.route_id = routes[best] and t.state = 'pending'
+                    order by t.priority desc, t.scheduled_at, t.id limit n for update skip locked;
+                cursors[best] := one;
+                nexts[lane] := best + 1;
             end if;
-        end loop;
-        exit when lane = 0;
 
-        best := 0;
-        for i in 1 .. opened_count loop
-            if opened_lane[i] = lane and (best = 0 or
-                (-opened_priority[i], opened_time[i], opened_id[i])
-                < (-opened_priority[best], opened_time[best], opened_id[best])) then
-                best := i;
+            fetch one into head;
+            if found then
+                priorities[best] := head.priority;
+                times[best] := head.scheduled_at;
+                ids[best] := head.id;
+            else
+                close one;
+                cursors[best] := cursors[firsts[lane]];
+                priorities[best] := priorities[firsts[lane]];
+                times[best] := times[firsts[lane]];
+                ids[best] := ids[firsts[lane]];
+                firsts[lane] := firsts[lane] + 1;
             end if;
+            exit when is_open;
         end loop;
-
-        bound := unopened[lane];
-        if bound > 0 and (best = 0 or (-priorities[bound], times[bound], ids[bound])
-                          < (-opened_priority[best], opened_time[best], opened_id[best])) then
-            one := null;
-            open one for
-                select t.id, t.priority, t.scheduled_at from {schema}.tasks t
-                where t.route_id = routes[bound] and t.state = 'pending'
-                order by t.priority desc, t.scheduled_at, t.id limit n for update skip locked;
-            unopened[lane] := case when bound < cardinality(routes) and lanes[bound + 1] = lane then bound + 1 else 0 end;
-            opened_count := opened_count + 1;
-            opened[opened_count] := one;
-            opened_lane[opened_count] := lane;
-            heads[lane] := heads[lane] + 1;
-            best := opened_count;
-        else
-            one := opened[best];
-            turns[lane] := turns[lane] + steps[lane];
-            taken := taken || opened_id[best];
-            taken_turn := taken_turn || turns[lane];
-            exit when cardinality(taken) = n;
-        end if;
-
-        fetch one into head;
-        if found then
-            opened_id[best] := head.id;
-            opened_priority[best] := head.priority;
-            opened_time[best] := head.scheduled_at;
-        else
-            close one;
-            heads[lane] := heads[lane] - 1;
-            opened[best] := opened[opened_count];
-            opened_lane[best] := opened_lane[opened_count];
-            opened_id[best] := opened_id[opened_count];
-            opened_priority[best] := opened_priority[opened_count];
-            opened_time[best] := opened_time[opened_count];
-            opened_count := opened_count - 1;
-        end if;
     end loop;
     if cardinality(taken) = 0 then
         return;
@@ -365,12 +357,11 @@ begin
         set state = 'running', attempt = t.attempt + 1, token = claim_token, worker_id = worker, claimed_at = now(),
             deadline = now() + make_interval(secs => least(t.start_to_close, t.heartbeat)), details = null
         where t.id = any(taken)
-        returning t.*
+        returning t.*, array_position(taken, t.id) as n
     )
-    select o.n, o.turn, c.id, c.route_id, c.token, c.attempt, c.max_attempts, c.priority, c.scheduled_at, c.enqueued_at,
-           c.start_to_close, c.heartbeat, c.args, c.kwargs
-    from claimed c join unnest(taken, taken_turn) with ordinality o(id, turn, n) on o.id = c.id
-    order by o.n;
+    select c.n::bigint, turns[c.n], c.id, c.route_id, c.token, c.attempt, c.max_attempts, c.priority, c.scheduled_at,
+           c.enqueued_at, c.start_to_close, c.heartbeat, c.args, c.kwargs
+    from claimed c order by c.n;
 end $$;
 
 -- Move due tasks to pending, at most `batch`. Returns how many, and the seconds until the next one is due.
@@ -391,7 +382,8 @@ end $$;
 
 -- ------------------------------------------------------------------------------------------------------ finish
 -- Every function below changes only tasks whose live claim carries the given token, and returns the ids it changed: a
--- holder that lost its claim changes nothing and is told so.
+-- holder that lost its claim changes nothing and is told so. Only a running task has a token, so they ask for no state:
+-- named, it would let the planner walk tasks_running, which holds the claims of all workers, in place of the given ids.
 
 -- Move finished claims to `finished` and free their keys. One entry a task in each array.
 create function {schema}.finish(
@@ -401,12 +393,11 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
     with gone as (
         delete from {schema}.tasks t using unnest(ids, held_tokens, states, results, errors, tracebacks)
             o(id, token, state, result, error, traceback)
-        where t.id = any(ids) and t.id = o.id and t.token = o.token and t.state = 'running'
+        where t.id = o.id and t.token = o.token
         returning t.*, o.state::{schema}.task_state as outcome, o.result, coalesce(o.error, t.error) as last_error,
                   coalesce(o.traceback, t.traceback) as last_traceback
     ), freed as (
-        delete from {schema}.keys k using gone g join {schema}.routes r on r.id = g.route_id
-        where g.key is not null and k.name = r.name and k.key = g.key and k.task_id = g.id
+        delete from {schema}.keys k using gone g where g.key is not null and k.task_id = g.id
     )
     insert into {schema}.finished (id, scheduled_at, enqueued_at, claimed_at, worker_id, priority, attempt, max_attempts,
                                    state, queue, kind, name, traits, key, args, kwargs, result, error, traceback)
@@ -426,7 +417,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
     set state = 'scheduled', scheduled_at = now() + make_interval(secs => o.wait), token = null, worker_id = null,
         deadline = null, error = o.error, traceback = o.traceback
     from unnest(ids, held_tokens, waits, errors, tracebacks) o(id, token, wait, error, traceback)
-    where t.id = any(ids) and t.id = o.id and t.token = o.token and t.state = 'running'
+    where t.id = o.id and t.token = o.token
     returning t.id
 $$;
 
@@ -436,7 +427,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
     update {schema}.tasks t
     set state = 'pending', attempt = t.attempt - 1, token = null, worker_id = null, claimed_at = null, deadline = null
     from unnest(ids, held_tokens) o(id, token)
-    where t.id = any(ids) and t.id = o.id and t.token = o.token and t.state = 'running'
+    where t.id = o.id and t.token = o.token
     returning t.id
 $$;
 
@@ -448,7 +439,7 @@ language sql volatile as $$
         set details = coalesce(new_details, t.details),
             deadline = least(t.claimed_at + make_interval(secs => t.start_to_close),
                              now() + make_interval(secs => t.heartbeat))
-        where t.id = task and t.token = held_token and t.state = 'running'
+        where t.id = task and t.token = held_token
         returning 1
     )
     select exists (select from beaten)

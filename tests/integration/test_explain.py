@@ -1,0 +1,110 @@
+"""`explain` judges every live worker by the claim's own hooks and clauses (O3)."""
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from harvest_core import Client, Harvest, Task, TaskNotFoundError, Worker
+from harvest_core.operate.explain import Explanation, explain
+
+
+def app_of(dsn: str, name: str, plugins: list[str], tables: dict[str, Any], queues: tuple[str, ...] = ("q",)) -> Harvest:
+    """Return an app with three activities under the given policies."""
+    app = Harvest(
+        {
+            "harvest": {"dsn": dsn, "plugins": plugins},
+            "worker": {"name": name, "queues": list(queues), "concurrency": 2},
+            "plugins": tables,
+        }
+    )
+    needs = {"requires": "gpu = true"} if "capabilities" in plugins else {}
+
+    @app.activity(queue="q", **needs)
+    def render() -> None: ...
+
+    @app.activity(queue="q")
+    def train() -> None: ...
+
+    return app
+
+
+async def told(app: Harvest, client: Client, task: Task) -> Explanation:
+    """Explain a task by the plugins of one app."""
+    return await explain(client.database, app.build().policies, task.id)
+
+
+async def test_each_policy_gives_its_reason_in_words(harvest_database: str) -> None:
+    """Missing label, forbidden flag and high signal each stand beside the worker they hold off (O3, CAP5, hatchet#1782)."""
+    app = app_of(
+        harvest_database,
+        "cpu-box",
+        ["capabilities", "flags", "cost_hold"],
+        {"flags": {"forbidden": ["gpu"]}, "cost_hold": {"defer_threshold": 400.0, "activities": ["train"]}},
+    )
+    app.plugin("cost_hold").signal.set(520.0)
+    async with app.client() as client, app.worker():
+        capable = await told(app, client, await client.enqueue("render"))
+        flagged = await told(app, client, await client.enqueue("render", flags={"gpu"}))
+        held = await told(app, client, await client.enqueue("train"))
+
+    assert capable.summary == "none of 1 live workers may take it: 1 x unsatisfied_requirement:gpu=true"
+    (worker,) = flagged.workers
+    assert worker.eligible is False
+    assert {verdict.by: verdict.reasons for verdict in worker.verdicts} == {
+        "kernel": (),
+        "capabilities": ("unsatisfied_requirement:gpu=true",),
+        "flags": ("flag_forbidden:gpu",),
+        "cost_hold": (),
+    }
+    assert held.summary == "none of 1 live workers may take it: 1 x cost_hold:signal 520.0 > 400.0"
+
+
+async def test_a_plugin_this_process_lacks_is_not_judged(harvest_database: str) -> None:
+    """A worker with a plugin that the explaining process lacks is never called eligible (O3)."""
+    fleet = app_of(harvest_database, "box", ["flags"], {"flags": {"accepted": ["linux"]}})
+    here = app_of(harvest_database, "here", [], {})
+    async with fleet.worker(), here.client() as client:
+        found = await told(here, client, await client.enqueue("train"))
+    assert found.workers[0].eligible is None
+    assert [verdict.verdict for verdict in found.workers[0].verdicts] == ["allows", "not judged"]
+    assert found.summary == "none of 1 live workers may take it: 1 not judged here"
+
+
+async def test_each_worker_is_judged_by_its_own_facts(harvest_database: str) -> None:
+    """One process explains a fleet of differently configured workers, each as it would claim (O3, CAP4)."""
+    async with AsyncExitStack() as stack:
+        workers: list[Worker] = []
+        for name, labels in (("cpu", {}), ("gpu", {"gpu": "true"})):
+            app = app_of(harvest_database, name, ["capabilities"], {"capabilities": {"labels": labels}})
+            workers.append(await stack.enter_async_context(app.worker()))
+        client = await stack.enter_async_context(app.client())
+        task = await client.enqueue("render")
+        found = await told(app, client, task)
+        assert {worker.worker_name: worker.eligible for worker in found.workers} == {"cpu": False, "gpu": True}
+        assert found.summary == "1 of 2 live workers may take it and have free slots; it is taken in its turn"
+        await workers[0].run_once()
+        assert (await task.status()).state == "pending"
+        assert (await task.status()).attempt == 0
+        await workers[1].run_once()
+        assert (await told(app, client, task)).summary == "it is completed"
+
+
+async def test_the_kernel_gives_its_reasons_too(harvest_database: str) -> None:
+    """Queue, name and pause are reasons like any policy's; without workers that is the answer."""
+    app = app_of(harvest_database, "box", [], {}, queues=("other",))
+    async with app.client() as client:
+        task = await client.enqueue("strange", queue="q", elsewhere=True)
+        assert (await told(app, client, task)).summary == "no worker is alive"
+        await client.pause_queue("q")
+        async with app.worker():
+            found = await told(app, client, task)
+        delayed = await client.enqueue("train", delay="1h")
+        assert (await told(app, client, delayed)).summary.startswith("the first attempt is due in 3")
+        with pytest.raises(TaskNotFoundError, match="task 999999 is not known"):
+            await explain(client.database, app.build().policies, 999_999)
+    assert found.workers[0].verdicts[0].reasons == (
+        "queue_not_polled:q",
+        "name_not_registered:strange",
+        "queue_paused:q",
+    )
