@@ -114,6 +114,14 @@ class Clause:
 
 
 @attrs.frozen
+class Attributed:
+    """A clause and the slug of the plugin that gave it."""
+
+    plugin: str
+    clause: Clause
+
+
+@attrs.frozen
 class Turn:
     """A queue's place in the order of this claim: its k-th task has the turn `start + k * step`, k from 1.
 

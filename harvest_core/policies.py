@@ -18,20 +18,12 @@ from prometheus_client import CollectorRegistry
 
 from harvest_core import hookspecs
 from harvest_core.errors import HookError, Problem, near_match
-from harvest_core.model import BuildView, Clause, Json, Skip, Tick, Turn
+from harvest_core.model import Attributed, BuildView, Clause, Json, Skip, Tick, Turn
 from harvest_core.plugin import Plugin
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 _BIGGEST = 2**62
 _T = TypeVar("_T")
-
-
-@attrs.frozen
-class Attributed:
-    """A clause and the slug of the plugin that gave it."""
-
-    plugin: str
-    clause: Clause
 
 
 @attrs.frozen

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import attrs
 
-from harvest_core.model import Skip, Tick, Turn
-from harvest_core.policies import Attributed, Policies
+from harvest_core.model import Attributed, Skip, Tick, Turn
+from harvest_core.policies import Policies
 
 
 @attrs.frozen

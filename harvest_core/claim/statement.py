@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from harvest_core.claim.planner import Plan
-from harvest_core.policies import Attributed
+from harvest_core.model import Attributed
 
 _CLAIM = files(__package__).joinpath("claim.sql").read_text(encoding="utf-8")
 

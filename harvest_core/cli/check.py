@@ -19,9 +19,9 @@ from harvest_core.cli.output import answer, inline, json_option, line, problem_d
 from harvest_core.connect import opened
 from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError, Problem, SchemaError
 from harvest_core.model import Tick, Worker
+from harvest_core.probe import probe
 from harvest_core.store.backend import SQLITE
 from harvest_core.store.postgres import migrate
-from harvest_core.store.postgres.probe import probe
 
 
 @attrs.frozen

@@ -15,8 +15,8 @@ import psycopg
 
 from harvest_core.claim.statement import verdict_statement
 from harvest_core.errors import HookError, TaskNotFoundError
-from harvest_core.model import Clause, Route, Tick
-from harvest_core.policies import Attributed, Policies
+from harvest_core.model import Attributed, Clause, Route, Tick
+from harvest_core.policies import Policies
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.inspect import TaskStatus

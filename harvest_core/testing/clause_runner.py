@@ -9,8 +9,7 @@ from typing import Any
 import psycopg
 
 from harvest_core.claim.statement import clause_text, clause_values
-from harvest_core.model import Clause, Route
-from harvest_core.policies import Attributed
+from harvest_core.model import Attributed, Clause, Route
 
 _ROUTES = """(
     select i.id, i.queue, i.kind, i.name, i.traits, i.n

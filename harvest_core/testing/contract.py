@@ -19,9 +19,9 @@ from harvest_core.errors import BuildError, HookError
 from harvest_core.model import Json, Route, Skip, Tick, Turn
 from harvest_core.plugin import Plugin, hookimpl
 from harvest_core.policies import Policies
+from harvest_core.probe import probe
 from harvest_core.registry import installed, resolve
 from harvest_core.store.postgres.database import Database
-from harvest_core.store.postgres.probe import probe
 from harvest_core.testing.claim_runner import SCHEMA, ClaimRunner
 from harvest_core.testing.fakes import fake_tick, fake_worker
 from harvest_core.testing.rival import Rival

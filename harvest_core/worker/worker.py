@@ -22,8 +22,8 @@ from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError
 from harvest_core.metrics import DepthCollector, KernelMetrics
 from harvest_core.model import Json, Tick
 from harvest_core.model import Worker as Identity
+from harvest_core.probe import probe
 from harvest_core.store.postgres import settings, tasks, workers
-from harvest_core.store.postgres.probe import probe
 from harvest_core.store.postgres.tasks import Claim
 from harvest_core.worker.context import CurrentTask
 from harvest_core.worker.dispatcher import Dispatcher

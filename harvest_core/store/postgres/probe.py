@@ -14,9 +14,7 @@ from typing import Any
 import psycopg
 
 from harvest_core.claim.statement import clause_text, clause_values
-from harvest_core.errors import HookError, Problem
-from harvest_core.model import Json, Tick
-from harvest_core.policies import Attributed, Policies
+from harvest_core.model import Attributed, Json
 from harvest_core.store.postgres.database import Database
 
 _Connection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -28,27 +26,23 @@ _ROUTES = (
 )
 
 
-async def probe(database: Database, policies: Policies, tick: Tick) -> list[Problem]:
-    """Return what is wrong with the clauses that the policies give for this tick.
+async def refusals(
+    database: Database, clauses: Sequence[Attributed], samples: Mapping[str, Sequence[Json]]
+) -> list[tuple[Attributed, str]]:
+    """Return the clauses that cannot be used, each with the reason.
 
     Args:
         database: where to try them; nothing stays written.
-        policies: the enabled policies.
-        tick: a tick of the worker that will claim.
+        clauses: the clauses of one worker's claim.
+        samples: by plugin slug, traits to try its clauses on beside those of the present routes.
     """
-    try:
-        clauses = policies.clauses(tick)
-    except HookError as error:
-        return [Problem("clause.hook", f"plugin {error.plugin!r}", f"hook {error.hook}: {error.detail}")]
-    problems = []
+    found = []
     async with database.connection_of_its_own() as connection:
         for clause in clauses:
-            fault = await _fault(database, connection, clause, _samples(policies, clause.plugin))
-            if fault:
-                where = f"plugin {clause.plugin!r}"
-                message = f"hook filter_clause: the clause {clause.clause.sql.strip()!r} {fault}"
-                problems.append(Problem("clause.refused", where, message, "see docs/how-to/custom-policy.md"))
-    return problems
+            traits = [{}, *({clause.plugin: trait} for trait in samples.get(clause.plugin, ()))]
+            if reason := await _fault(database, connection, clause, [json.dumps(trait) for trait in traits]):
+                found.append((clause, reason))
+    return found
 
 
 async def raising_routes(database: Database, clauses: Sequence[Attributed]) -> Mapping[int, str]:
@@ -127,11 +121,6 @@ async def _tree_fault(database: Database, connection: _Connection, clause: Attri
 
 async def _all(connection: _Connection, text: bytes, values: Any = None) -> list[tuple[Any, ...]]:
     return await (await connection.execute(text, values)).fetchall()
-
-
-def _samples(policies: Policies, slug: str) -> list[str]:
-    traits: list[dict[str, Json]] = [{}, *({slug: trait} for trait in policies.plugins[slug].sample_traits())]
-    return [json.dumps(trait) for trait in traits]
 
 
 def _sentence(error: psycopg.Error) -> str:
