@@ -88,6 +88,15 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=1)
 
 
+def register(connection: psycopg.Connection, worker: str) -> None:
+    """Write a worker's row, without which it claims nothing."""
+    connection.execute(
+        "insert into harvest.workers (id, name, queues, activities, concurrency, plugins, facts, live, ttl, host, pid) "
+        "values (%s, 'bench', '{}', '{}', 1, '{}', '{}', '{}', 3600, 'host', 1)",
+        [worker],
+    )
+
+
 def add_tasks(
     connection: psycopg.Connection,
     routes: Sequence[tuple[str, str]],
@@ -121,11 +130,7 @@ class Claimer:
     def __init__(self, dsn: str, planned: Callable[[str], Plan]) -> None:
         self.connection = connect(dsn)
         worker = str(uuid.uuid4())
-        self.connection.execute(
-            "insert into harvest.workers (id, name, queues, activities, concurrency, plugins, facts, live, ttl, host, "
-            "pid) values (%s, 'bench', '{}', '{}', 1, '{}', '{}', '{}', 3600, 'host', 1)",
-            [worker],
-        )
+        register(self.connection, worker)
         self._plan = planned(worker)
         self._statement = claim_statement(self._plan, '"harvest"')
 
@@ -182,4 +187,3 @@ def interleaved(sides: Mapping[str, Callable[[], float]], rounds: int, warm: int
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     """Return the median of the ratios round by round: what disturbs a round disturbs both of its sides."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
-

@@ -34,8 +34,13 @@ def figures(ground: Ground) -> Iterator[Figure]:
             for priority, words in ((5, "of the same priority"), (0, "of higher priority")):
                 for claimers, rounds in ((1, ground.size(60, 15)), (8, ground.size(20, 5))):
                     found = _ratio([empty, crowded], planned, claimers, rounds, priority)
-                    title = f"claim behind {size:,} tasks {refusal}, {words}, {claimers} at once: to an empty head"
+                    title = f"claim behind {size:,} {refusal}, {words}, {claimers} at once: to an empty head"
                     yield Figure(title, found, bound=BOUND)
+        with connect(crowded) as connection:
+            text = "select count(*) from harvest.tasks where state = 'pending' and route_id = any(%s)"
+            if connection.execute(text, [front]).fetchone() != (size,):
+                msg = "a claim took what it had to refuse"
+                raise RuntimeError(msg)
 
 
 def _refusing() -> Callable[[str], Plan]:

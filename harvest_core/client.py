@@ -28,7 +28,7 @@ from harvest_core.errors import (
     near_match,
 )
 from harvest_core.model import Activity, Json
-from harvest_core.payload import encode
+from harvest_core.payload import encode, storable_text
 from harvest_core.plugin import Setting
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres import settings
@@ -48,6 +48,8 @@ _OPTIONS = (
     "elsewhere",
 )
 _INTEGER = 2**31
+_SECONDS = 300 * 365.25 * 86400
+_TEXT_BYTES = 1024
 
 
 class Call:
@@ -292,12 +294,12 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
             raise EnqueueError(msg)
     for option in ("queue", "key"):
         value = found.get(option)
-        if value is not None and not (isinstance(value, str) and value.strip() and "\x00" not in value):
+        if value is not None and not (isinstance(value, str) and value.strip() and storable_text(value) == value):
             msg = f"enqueue of {name!r}: {option} is {value!r}; expected text that is not blank"
             raise EnqueueError(msg)
-    if len((found.get("key") or "").encode("utf-8", "replace")) > 1024:
-        msg = f"enqueue of {name!r}: key takes more than 1024 bytes; use a digest of it"
-        raise EnqueueError(msg)
+        if value is not None and len(value.encode()) > _TEXT_BYTES:
+            msg = f"enqueue of {name!r}: {option} takes more than {_TEXT_BYTES} bytes; use a digest of it"
+            raise EnqueueError(msg)
     for option in ("delay", "start_to_close", "heartbeat"):
         if found.get(option) is not None:
             try:
@@ -305,6 +307,9 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
             except ValueError as error:
                 msg = f"enqueue of {name!r}: {option} {error}"
                 raise EnqueueError(msg) from None
+            if found[option] > _SECONDS or (found[option] <= 0 and option != "delay"):
+                msg = f"enqueue of {name!r}: {option} is {found[option]:g} s; expected above 0 and at most 300 years"
+                raise EnqueueError(msg)
     moment = found.get("scheduled_at")
     if moment is not None and not (isinstance(moment, datetime) and moment.tzinfo is not None):
         msg = f"enqueue of {name!r}: scheduled_at is {moment!r}; expected a datetime with a time zone"

@@ -44,8 +44,9 @@ def filter_clause(tick: Tick) -> Sequence[Clause] | None:
 
 @hookspec
 def order_queues(tick: Tick) -> Sequence[Turn] | None:
-    """Give each polled queue, exactly once, its tier and turns; whole numbers within 64 bits.
+    """Give each polled queue, exactly once, its tier and turns: whole numbers.
 
+    The tier lies within 31 bits, start and step within 48, so that the claim can add thousands of steps.
     Only one enabled plugin may implement it. None means no order: all polled queues are one queue.
     """
 

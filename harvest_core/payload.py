@@ -11,6 +11,7 @@ from harvest_core.errors import PayloadError
 LIMIT = 2 * 1024 * 1024
 """Most bytes of JSON text that the arguments or the result of a task may take."""
 
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TEXT_LIMIT = 64 * 1024
@@ -27,7 +28,7 @@ def encode(value: Any, what: str) -> str:
         PayloadError: it is not JSON, holds a NUL character or half a surrogate pair, or is over the limit.
     """
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         msg = f"{what}: not JSON: {error}; pass text, finite numbers, lists and mappings with text keys"
         raise PayloadError(msg) from None

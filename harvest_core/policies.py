@@ -22,7 +22,8 @@ from harvest_core.model import Attributed, BuildView, Clause, Json, Skip, Tick, 
 from harvest_core.plugin import Plugin
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
-_BIGGEST = 2**62
+_BITS = 48  # the claim adds a step once a task: thousands of them stay within PostgreSQL's bigint
+_TIER_BITS = 31
 _T = TypeVar("_T")
 
 
@@ -244,9 +245,9 @@ def _clause_fault(clause: Clause) -> str:
 
 
 def _turn_fault(turn: Turn) -> str:
-    for number in (turn.tier, turn.start, turn.step):
-        if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _BIGGEST:
-            return f"the turn of queue {turn.queue!r} holds {number!r}; expected whole numbers within 64 bits"
+    for number, bits in ((turn.tier, _TIER_BITS), (turn.start, _BITS), (turn.step, _BITS)):
+        if not isinstance(number, int) or isinstance(number, bool) or number.bit_length() > bits:
+            return f"the turn of queue {turn.queue!r} holds {number!r}; expected a whole number within {bits} bits"
     if turn.step < 0:
         return f"the turn of queue {turn.queue!r} has the negative step {turn.step}"
     return ""

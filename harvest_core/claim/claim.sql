@@ -17,6 +17,10 @@ eligible as materialized (
                       when 'workflow' then r.name = any(%(workflows)s::text[]) else false end
     and r.queue <> all(array(select q.name from {schema}.queues q where q.paused_at is not null)){clauses}
 ),
+claimant as (  -- one that others may take for dead claims nothing
+    select from {schema}.workers w
+    where w.id = %(worker)s::uuid and w.beaten_at > now() - make_interval(secs => w.ttl)
+),
 claimed as materialized (
     select c.* from (
         select array_agg(e.id order by e.lane, e.priority desc, e.due, e.head) as routes,
@@ -30,7 +34,7 @@ claimed as materialized (
         s.routes, s.lanes, s.priorities, s.times, s.ids, %(tiers)s::integer[], %(starts)s::bigint[],
         %(steps)s::bigint[], %(worker)s::uuid, %(free)s::integer
     ) c
-    where s.routes is not null and exists (select from {schema}.workers w where w.id = %(worker)s::uuid)
+    where s.routes is not null and exists (select from claimant)
 )
 select (select array_agg(p.polled) from unnest(%(queues)s::text[]) p(polled)
         where exists (
@@ -40,7 +44,7 @@ select (select array_agg(p.polled) from unnest(%(queues)s::text[]) p(polled)
                 order by t.priority desc, t.scheduled_at, t.id limit 1
             ) t where e.queue = p.polled
         )) as waiting,
-       exists (select from {schema}.workers w where w.id = %(worker)s::uuid) as registered,
+       exists (select from claimant) as registered,
        c.id, c.token, c.attempt, c.max_attempts, c.priority, c.scheduled_at, c.enqueued_at, c.start_to_close,
        c.heartbeat, c.args, c.kwargs, c.turn, e.queue, e.kind, e.name, e.traits
 from (select) one left join claimed c on true left join eligible e on e.id = c.route_id

@@ -49,8 +49,11 @@ class Dispatcher:
         whole, beats = asyncio.timeout(claim.start_to_close), asyncio.timeout(claim.heartbeat)
         task.lease = beats
         try:
-            async with whole, beats:
+            if claim.start_to_close is None and claim.heartbeat is None:
                 result = await self._through_middleware(activity, claim, task, 0)
+            else:
+                async with whole, beats:
+                    result = await self._through_middleware(activity, claim, task, 0)
             return Finished("completed", result=encode(result, f"the result of {activity.name!r}"))
         except asyncio.CancelledError as error:
             if task.stopped:

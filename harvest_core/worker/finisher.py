@@ -76,11 +76,11 @@ class Finisher:
         while True:
             try:
                 written = await write_outcomes(self._database, batch)
-            except (DatabaseUnavailableError, psycopg.errors.QueryCanceled) as error:
+            except (DatabaseUnavailableError, psycopg.Error) as error:
+                if _is_refusal(error):
+                    await self._write_alone(batch, error)
+                    return
                 _log.warning("outcomes of %s tasks are not written yet: %s", len(batch), error)
-            except psycopg.Error as error:
-                await self._write_alone(batch, error)
-                return
             else:
                 for claim, _ in batch:
                     if claim.id not in written:
@@ -89,7 +89,7 @@ class Finisher:
             await self._sleep(pause)
             pause = min(pause * 2, 5.0)
 
-    async def _write_alone(self, batch: list[tuple[Claim, Outcome]], error: psycopg.Error) -> None:
+    async def _write_alone(self, batch: list[tuple[Claim, Outcome]], error: Exception) -> None:
         """Find the outcome that PostgreSQL refuses, and fail that task alone instead of its whole batch."""
         if len(batch) > 1:
             for one in batch:
@@ -101,3 +101,9 @@ class Finisher:
             _log.error("task %s: %s; its claim is left to rescue", claim.id, text)
             return
         await self._write([(claim, Finished("failed", error=text))])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell an outcome that PostgreSQL will never take from trouble that passes, such as a server turned read-only."""
+    state = getattr(error, "sqlstate", None) or ""
+    return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or state.startswith("54")  # a limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,8 +100,8 @@ class Poller:
             self._turns, planned.turns, [(claim.route.queue, claim.turn) for claim in result.claims]
         )
         self._waiting = result.waiting
-        for claim in result.claims:
-            self._metrics.dispatched.labels(claim.route.queue).inc()
+        for queue, count in Counter(claim.route.queue for claim in result.claims).items():
+            self._metrics.dispatched.labels(queue).inc(count)
         return Poll(result, live, full=len(result.claims) == free)
 
     async def _claim(self, planned: Plan) -> ClaimResult:

@@ -36,7 +36,7 @@ from harvest_core.worker.refresh import Refreshes
 
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
-_AFTER_GRACE = 1.5
+_AFTER_GRACE = 0.9
 """Seconds that cancelled tasks, the last outcomes and the farewell get after the grace."""
 
 
@@ -61,6 +61,8 @@ class Worker:
         self._build, self._clock, self._sleep, self._sample = build, clock, sleep, sample_depths
         self._settings = build.config.worker
         self._stack = AsyncExitStack()
+        self._background: list[asyncio.Future[Any]] = []
+        self._exit_by: float | None = None
         self._metrics = KernelMetrics(build.registry)
         # By task and token: a thread left over from an attempt may outlast the start of the next one.
         self._running: dict[tuple[int, int], tuple[asyncio.Task[None], CurrentTask]] = {}
@@ -84,7 +86,7 @@ class Worker:
         self._stop_running()
         await self._bounded(self._all_ended())
         await self._bounded(self._finisher.drained())
-        self._heartbeat.stop(timeout=0.2)
+        self._heartbeat.stop(timeout=0.1)
         await self._bounded(workers.remove(self._database, self.identity.id))
         await self._stack.aclose()
 
@@ -99,9 +101,7 @@ class Worker:
     async def run(self) -> None:
         """Claim and run tasks until `stop`."""
         while not self._stopping.is_set():
-            poll = await self._poll_safely()
-            if poll is not None:
-                await self._pause_after(poll)
+            await self._or_stopped(self._look_for_work())
         await self._drain()
 
     async def run_once(self) -> None:
@@ -161,6 +161,7 @@ class Worker:
         )
         if self._sample:
             DepthCollector(self._build.registry, lambda: maintenance.depths)
+        self._stack.push_async_callback(self._end_background)
         self._in_background(self._finisher.run())
         self._in_background(maintenance.run())
         self._in_background(self._refreshes.run())
@@ -195,22 +196,28 @@ class Worker:
         loop = asyncio.get_running_loop()
 
         def pruned() -> None:
-            loop.call_soon_threadsafe(self._was_pruned)
+            with suppress(RuntimeError):  # the loop has ended, and with it all that could be lost
+                loop.call_soon_threadsafe(self._was_pruned)
 
         self._heartbeat = Heartbeat(self._database, self.identity.id, self._settings.beat_interval, pruned, self._clock)
         self._heartbeat.observe(live)
         self._heartbeat.start()
 
     def _in_background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+        self._background.append(asyncio.ensure_future(work))
 
-        async def end() -> None:
+    async def _end_background(self) -> None:
+        for task in self._background:
             task.cancel()
-            await asyncio.wait([task], timeout=1.0)
-
-        self._stack.push_async_callback(end)
+        if self._background:
+            await asyncio.wait(self._background, timeout=0.2)
 
     # ------------------------------------------------------------------------------------------------ polling
+
+    async def _look_for_work(self) -> None:
+        poll = await self._poll_safely()
+        if poll is not None:
+            await self._pause_after(poll)
 
     async def _poll_safely(self) -> Poll | None:
         """Poll; on trouble tell it, wait longer each time, and claim nothing."""
@@ -242,7 +249,10 @@ class Worker:
         if not poll.result.registered:
             self._was_pruned()
         for claim in poll.result.claims:
-            self._start(claim, poll.live)
+            if self._stopping.is_set():  # it was on its way
+                self._finisher.add(claim, tasks.Released())
+            else:
+                self._start(claim, poll.live)
         return poll
 
     async def _reconcile(self) -> None:
@@ -373,12 +383,13 @@ class Worker:
 
     async def _drain(self) -> None:
         """Let running tasks finish within the grace; give the rest back."""
-        await self._bounded(workers.mark(self._database, self.identity.id, draining=True))
+        mark = asyncio.ensure_future(workers.mark(self._database, self.identity.id, draining=True))
         ended, now = asyncio.ensure_future(self._all_ended()), asyncio.ensure_future(self._now.wait())
         await asyncio.wait([ended, now], timeout=self._settings.shutdown_grace, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         now.cancel()
         self._stop_running()
+        await self._bounded(mark)
         await self._bounded(self._all_ended())
         await self._bounded(self._finisher.drained())
 
@@ -388,10 +399,24 @@ class Worker:
             await self._freed.wait()
 
     async def _bounded(self, work: Any) -> None:
-        """Wait for a last duty, but not for a database that swallows packets."""
+        """Wait for a last duty, but not for a database that swallows packets: all duties share one span."""
+        if self._exit_by is None:
+            self._exit_by = self._clock() + _AFTER_GRACE
         task = asyncio.ensure_future(work)
-        await asyncio.wait([task], timeout=_AFTER_GRACE / 3)
+        await asyncio.wait([task], timeout=max(0.05, self._exit_by - self._clock()))
         if not task.done():
             task.cancel()
         elif error := task.exception():
             _log.warning("while stopping: %s", error)
+
+    async def _or_stopped(self, work: Any) -> None:
+        """Do work; once stopping, wait for it a moment only: its query may never be answered."""
+        task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task], timeout=_AFTER_GRACE / 6)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            stopped.cancel()

@@ -371,11 +371,11 @@ AT_CLAIM = {
     ),
     "fraction": (
         bad(order_queues=lambda self, tick: [Turn(queue, 0, 0.5, 1) for queue in tick.worker.queues]),
-        "order_queues: the turn of queue 'default' holds 0.5; expected whole numbers within 64 bits",
+        "order_queues: the turn of queue 'default' holds 0.5; expected a whole number within 48 bits",
     ),
     "too big": (
         bad(order_queues=lambda self, tick: [Turn(q, 0, 2**64, 1) for q in tick.worker.queues]),
-        "order_queues: the turn of queue 'default' holds 18446744073709551616; expected whole numbers within 64 bits",
+        "order_queues: the turn of queue 'default' holds 18446744073709551616; expected a whole number within 48 bits",
     ),
     "backwards": (
         bad(order_queues=lambda self, tick: [Turn(q, 0, 0, -1) for q in tick.worker.queues]),

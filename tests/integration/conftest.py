@@ -32,7 +32,8 @@ class Claimer:
         """Return the claim as this worker would run it."""
         tick = Tick(self.identity, n)
         return claim_statement(
-            plan(policies or Policies({}, {}, None), tick, workflows=self.workflows, closed=closed), self.database.quoted
+            plan(policies or Policies({}, {}, None), tick, workflows=self.workflows, closed=closed),
+            self.database.quoted,
         )
 
     async def claim(self, n=1, **options):
@@ -101,9 +102,7 @@ class Kernel:
         known = frozenset([*names, *workflows])
         identity = Worker(str(uuid.uuid4()), "claimer", tuple(queues), known)
         database = database or self.database
-        await workers.register(
-            database, identity, plugins=(), live={}, concurrency=1, ttl=ttl, host="here", pid=1
-        )
+        await workers.register(database, identity, plugins=(), live={}, concurrency=1, ttl=ttl, host="here", pid=1)
         return Claimer(database, identity, frozenset(workflows))
 
     async def enqueue(self, name="work", count=1, **options):
@@ -137,7 +136,7 @@ class Kernel:
         """Wait until an async condition holds; a bound ends the wait, no test depends on its length."""
         async with asyncio.timeout(PATIENCE) as limit:
             try:
-                while not (found := await condition()):
+                while not (found := await condition()):  # noqa: ASYNC110 - what is in a database sets no event
                     await asyncio.sleep(0.01)
             except asyncio.CancelledError:
                 if limit.when() is not None and asyncio.get_running_loop().time() >= limit.when():

@@ -30,7 +30,7 @@ class Order(Plugin):
 @pytest.mark.matrix
 async def test_a_claim_carries_what_a_run_needs(kernel):
     """A claim counts the attempt, carries a token and everything that was enqueued."""
-    await kernel.enqueue("work", args="[1, \"é\"]", kwargs='{"a": null}', priority=3, traits='{"flags": ["x"]}')
+    await kernel.enqueue("work", args='[1, "é"]', kwargs='{"a": null}', priority=3, traits='{"flags": ["x"]}')
     worker = await kernel.claimer("work")
     (claim,) = await worker.take(5)
     assert (claim.attempt, claim.max_attempts, claim.priority) == (1, 5, 3)
@@ -81,10 +81,11 @@ async def test_racing_claimers_share_without_overlap(kernel):
 
     async def drain(worker):
         found = []
-        while result := await worker.claim(7):
+        result = await worker.claim(7)
+        while result.claims or result.waiting:
             found += [claim.id for claim in result.claims]
-            if not result.claims and not result.waiting:
-                return found
+            result = await worker.claim(7)
+        return found
 
     found = [task for part in await asyncio.gather(*map(drain, workers)) for task in part]
     assert sorted(found) == sorted(ids)
@@ -100,9 +101,7 @@ async def test_the_order_is_priority_then_time_then_id(kernel):
     for route in (first, second):
         for priority in (0, 5, -5):
             await kernel.rows(route, 4, priority=priority, due="now() - make_interval(secs => 10 * (i %% 2))")
-    expected = [
-        row[0] for row in await kernel.sql("select id from tasks order by priority desc, scheduled_at, id")
-    ]
+    expected = [row[0] for row in await kernel.sql("select id from tasks order by priority desc, scheduled_at, id")]
     worker = await kernel.claimer("work", "other")
     taken = []
     while claims := await worker.take(5):
@@ -284,7 +283,7 @@ PLANNERS = [
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 async def test_a_claim_locks_what_it_takes(kernel, layout):
-    """Locked rows are those returned and one head a route at most, with any planner (odd-jobs#115, queue_classic#320)."""
+    """Locked rows are those returned and a head a route at most, by any plan (odd-jobs#115, queue_classic#320)."""
     names = [name for name, _, _ in LAYOUTS[layout]]
     for name, count, priority in LAYOUTS[layout]:
         await kernel.rows(await kernel.route(name=name), count, priority=priority)
@@ -309,7 +308,7 @@ async def test_a_claim_locks_what_it_takes(kernel, layout):
 async def test_a_claim_never_waits_and_takes_what_others_leave(kernel):
     """Rows locked by another transaction are passed over at once, and are told as waiting (K1, W2)."""
     route = await kernel.route()
-    held, free = (await kernel.rows(route, 2))
+    held, free = await kernel.rows(route, 2)
     blocker = await kernel.connection(autocommit=False)
     await blocker.execute("select 1 from tasks where id = %s for update", [held])
     worker = await kernel.claimer("work")
@@ -371,7 +370,7 @@ async def test_a_closed_route_is_not_judged(kernel):
     await kernel.enqueue(traits='{"size": 1}')
     await kernel.enqueue(traits='{"size": 99}')
     await kernel.enqueue(traits='{"size": "odd"}')
-    bad = await kernel.one("select id from routes where traits @> '{\"size\": \"odd\"}'")
+    bad = await kernel.one('select id from routes where traits @> \'{"size": "odd"}\'')
     worker = await kernel.claimer("work")
     claims = await worker.take(10, policies=policies_of(Picky()), closed=(bad,))
     assert [claim.route.traits for claim in claims] == [{"size": 1}]

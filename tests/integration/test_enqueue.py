@@ -234,7 +234,9 @@ async def test_cross_ordered_batches_do_not_deadlock(kernel):
     for turn in range(10):
         keys = [f"{turn}-{number}" for number in range(50)]
         batches = [keys if number % 2 else keys[::-1] for number in range(4)]
-        rows = await asyncio.gather(*(many(connection, batch) for connection, batch in zip(connections, batches)))
+        rows = await asyncio.gather(
+            *(many(connection, batch) for connection, batch in zip(connections, batches, strict=True))
+        )
         assert sum(created for part in rows for _, created in part) == 50
     assert await kernel.states() == {"pending": 500}
 
@@ -302,7 +304,9 @@ async def test_the_callers_transaction_decides(kernel, end):
 async def test_enqueue_is_callable_by_its_qualified_name(kernel):
     """A client without our search path calls `harvest.enqueue`."""
     plain = await psycopg.AsyncConnection.connect(kernel.dsn, autocommit=True)
-    await plain.execute("select harvest.enqueue('mail', args => '[\"x@example.org\"]', traits => '{\"flags\": [\"v\"]}')")
+    await plain.execute(
+        "select harvest.enqueue('mail', args => '[\"x@example.org\"]', traits => '{\"flags\": [\"v\"]}')"
+    )
     await plain.close()
     assert await kernel.states() == {"pending": 1}
 

@@ -29,7 +29,7 @@ async def write(kernel, claim, outcome):
 @pytest.mark.matrix
 @pytest.mark.parametrize("write_of", list(OUTCOMES))
 async def test_a_holder_that_lost_its_claim_changes_nothing(kernel, write_of):
-    """Every write of an old holder is told that it changed nothing, whoever holds the task now (K1, solid_queue#589)."""
+    """Every write of an old holder is told it changed nothing, whoever holds the task now (K1, solid_queue#589)."""
     await kernel.enqueue(key="k", heartbeat=60.0)
     worker = await kernel.claimer("work")
     (old,) = await worker.take()
@@ -106,8 +106,23 @@ async def test_a_finished_task_keeps_everything(kernel):
         "worker_id::text, finished_at >= claimed_at and claimed_at >= enqueued_at from finished"
     )
     assert rows == [
-        (claim.id, "completed", "default", "activity", "work", {"flags": ["x"]}, 4, 2, "k", [1], {"a": 2}, {"ok": True})
-        + ("ValueError: no", worker.identity.id, True)
+        (
+            claim.id,
+            "completed",
+            "default",
+            "activity",
+            "work",
+            {"flags": ["x"]},
+            4,
+            2,
+            "k",
+            [1],
+            {"a": 2},
+            {"ok": True},
+            "ValueError: no",
+            worker.identity.id,
+            True,
+        )
     ]
     assert await kernel.states() == {"completed": 1}
 
@@ -143,7 +158,12 @@ async def test_heartbeat_keeps_details_and_extends_the_deadline(kernel):
 @pytest.mark.matrix
 async def test_a_missing_partition_is_made_on_the_fly(kernel):
     """A finish that finds no partition for today makes it and goes on; nothing is lost (design: Store)."""
-    parts = [name for (name,) in await kernel.sql("select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass")]
+    parts = [
+        name
+        for (name,) in await kernel.sql(
+            "select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass"
+        )
+    ]
     assert len(parts) == 8
     for part in parts:
         await kernel.sql(f"drop table {part}")
@@ -155,7 +175,9 @@ async def test_a_missing_partition_is_made_on_the_fly(kernel):
 
 async def test_rescue_too_makes_a_missing_partition(kernel):
     """An attempt that fails by its deadline on a day without a partition neither stays nor blocks rescue (K12)."""
-    for (part,) in await kernel.sql("select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass"):
+    for (part,) in await kernel.sql(
+        "select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass"
+    ):
         await kernel.sql(f"drop table {part}")
     await kernel.enqueue(max_attempts=1, start_to_close=0.001)
     await kernel.enqueue()
@@ -171,7 +193,9 @@ async def test_rescue_too_makes_a_missing_partition(kernel):
 @pytest.mark.matrix
 async def test_partitions_are_made_once_by_any_number_of_workers(kernel):
     """Several workers extending at once make each day's partition once."""
-    for (part,) in await kernel.sql("select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass"):
+    for (part,) in await kernel.sql(
+        "select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass"
+    ):
         await kernel.sql(f"drop table {part}")
     made = await asyncio.gather(*(tasks.extend_finished(kernel.database) for _ in range(4)))
     assert sum(made) == 8
@@ -281,7 +305,9 @@ async def test_rescue_waits_as_the_activity_says(kernel):
     worker = await kernel.claimer("work")
     await worker.take(1)
     await tasks.rescue(kernel.database, slack=0.0)
-    assert await kernel.one("select round(extract(epoch from scheduled_at - now()) / 10)::integer * 10 from tasks") == 150
+    assert (
+        await kernel.one("select round(extract(epoch from scheduled_at - now()) / 10)::integer * 10 from tasks") == 150
+    )
 
 
 async def test_racing_rescuers_move_each_task_once(kernel):

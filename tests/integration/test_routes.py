@@ -9,7 +9,9 @@ from harvest_core.store.postgres import tasks
 
 
 async def orphans(kernel):
-    return await kernel.one("select count(*) from tasks t where not exists (select from routes r where r.id = t.route_id)")
+    return await kernel.one(
+        "select count(*) from tasks t where not exists (select from routes r where r.id = t.route_id)"
+    )
 
 
 @pytest.mark.matrix
@@ -118,7 +120,9 @@ async def test_clean_up_and_enqueues_race(kernel):
         for turn in range(40):
             await connection.execute("select enqueue(%s)", [f"name{(number + turn) % 3}"])
             await (connection.rollback() if turn % 5 == 4 else connection.commit())
-            await connection.execute("delete from tasks where id = (select id from tasks limit 1 for update skip locked)")
+            await connection.execute(
+                "delete from tasks where id = (select id from tasks limit 1 for update skip locked)"
+            )
             await connection.commit()
 
     async def clean():

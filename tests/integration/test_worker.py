@@ -19,6 +19,10 @@ from harvest_core.worker.worker import Worker
 
 SOON = Retry(initial=0.01, jitter=0)
 FOR_EVER = "1h"
+CUT = (
+    "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+    "and application_name = 'harvest'"
+)
 
 
 class Gate:
@@ -37,7 +41,7 @@ async def state(kernel, *wanted):
 
 
 async def _is(kernel, wanted):
-    return set((found := await kernel.states())) == set(wanted) and found
+    return set(found := await kernel.states()) == set(wanted) and found
 
 
 def value(build, name, **labels):
@@ -214,7 +218,7 @@ async def test_a_result_that_only_the_server_refuses_fails_its_task_alone(kernel
 
 
 async def test_start_to_close_of_async_and_plain_activities(kernel):
-    """Time over: the attempt failed and is tried again; a thread that cannot be stopped is told, and fenced (K8, K1)."""
+    """Time over: the attempt failed and is tried again; a thread that cannot be stopped is told and fenced (K8, K1)."""
     app = kernel.app(concurrency=4)
     may_end, told = threading.Event(), []
 
@@ -427,14 +431,14 @@ async def test_polling_alone_is_enough(kernel):
 
 
 async def listener_of(kernel):
-    rows = await kernel.sql("select pid from pg_stat_activity where query in ('LISTEN \"harvest\"', 'listen \"harvest\"')")
+    rows = await kernel.sql(
+        "select pid from pg_stat_activity where query in ('LISTEN \"harvest\"', 'listen \"harvest\"')"
+    )
     return rows and rows[0][0]
 
 
 async def test_the_worker_listens_again(kernel):
-    """The listener's connection is cut: within 5 s it listens again and looks at once; a gauge tells meanwhile (K11,
-    procrastinate#1425).
-    """
+    """Cut off, it listens again within 5 s and looks at once; a gauge tells meanwhile (K11, procrastinate#1425)."""
     app = kernel.app(poll_interval=FOR_EVER)
 
     @app.activity
@@ -549,7 +553,7 @@ async def test_a_worker_taken_for_dead_returns_under_a_fresh_id(kernel, how):
 
 async def test_a_worker_that_cannot_beat_cancels_its_own_work(kernel):
     """Beats blocked for longer than its ttl: by its own clock it must stop, before others double its work (K12)."""
-    app = kernel.app(worker_ttl="600ms")
+    app = kernel.app(worker_ttl="600ms", shutdown_grace="10ms", concurrency=1)
     began, cancelled = asyncio.Event(), asyncio.Event()
 
     @app.activity
@@ -574,7 +578,7 @@ async def test_a_worker_that_cannot_beat_cancels_its_own_work(kernel):
 
 async def test_a_dead_workers_tasks_are_run_by_another(kernel):
     """Its heartbeat stops with its process: after the ttl a peer takes over, and the late end is void (K12, K1)."""
-    app = kernel.app(worker_ttl="500ms")
+    app = kernel.app(worker_ttl="500ms", concurrency=1)
     gate, workers_seen = Gate(), []
 
     @app.activity
@@ -592,7 +596,7 @@ async def test_a_dead_workers_tasks_are_run_by_another(kernel):
         task = await client.enqueue(work)
         await gate.began.wait()
         dying._heartbeat.stop(timeout=5)
-        async with kernel.running(kernel_app_like(app)):
+        async with kernel.running(app):
             assert await task.result(timeout=10) == "second"
         gate.open.set()
         dying.stop()
@@ -601,11 +605,6 @@ async def test_a_dead_workers_tasks_are_run_by_another(kernel):
         await dying.__aexit__(None, None, None)
         found = await task.status()
     assert (found.result, found.attempt, len(set(workers_seen))) == ("second", 2, 2)
-
-
-def kernel_app_like(app):
-    """Return a second build of the app: another process would have a registry of its own."""
-    return app.build()
 
 
 async def test_a_long_task_is_never_taken_over_while_its_worker_lives(kernel):
@@ -795,7 +794,7 @@ async def swallowing_proxy(dsn):
 
 
 async def test_cut_connections_lose_nothing_and_finish_nothing_twice(kernel):
-    """All of the worker's connections are cut again and again: every task ends, once (Bad input: away in the middle)."""
+    """All of the worker's connections are cut again and again: every task ends, once (Bad input)."""
     app = kernel.app(concurrency=10)
     runs = []
 
@@ -805,20 +804,43 @@ async def test_cut_connections_lose_nothing_and_finish_nothing_twice(kernel):
         await asyncio.sleep(0.002)
         return number
 
-    async with app.client() as client:
-        await kernel.sql("select count(enqueue('work', args => jsonb_build_array(i))) from generate_series(1, 400) i")
-        async with kernel.running(app):
-            for _ in range(6):
-                count = len(runs)
-                await kernel.until(lambda: asyncio.sleep(0, len(runs) > count + 20 or len(set(runs)) == 400))  # noqa: B023
-                await kernel.sql(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
-                    "and application_name = 'harvest' and pid <> pg_backend_pid()"
-                )
-            await kernel.until(lambda: kernel.one("select count(*) = 400 from finished"), "400 finished")
-        assert (await client.settings()) == {}
+    await kernel.sql("select count(enqueue('work', args => jsonb_build_array(i))) from generate_series(1, 400) i")
+    async with kernel.running(app):
+        for _ in range(6):
+            count = len(runs)
+            await kernel.until(lambda: asyncio.sleep(0, len(runs) > count + 20 or len(set(runs)) == 400))  # noqa: B023
+            await kernel.sql(CUT)
+        await kernel.until(lambda: kernel.one("select count(*) = 400 from finished"), "400 finished")
     assert await kernel.sql("select count(*), count(distinct id), count(distinct args) from finished") == [(400,) * 3]
     assert set(runs) == set(range(1, 401))
+
+
+async def test_a_finish_that_fails_for_a_while_is_tried_again(kernel, caplog):
+    """The server refuses every write, as after a failover: the outcome waits, the task runs once (solid_queue#748)."""
+    app = kernel.app()
+    gate, runs = Gate(), []
+
+    @app.activity
+    async def work():
+        runs.append(1)
+        await gate.pass_()
+        return "kept"
+
+    name = await kernel.one("select current_database()")
+    async with kernel.running(app):
+        (task,) = await kernel.enqueue()
+        await gate.began.wait()
+        await kernel.sql(f"alter database {name} set default_transaction_read_only = on")
+        await kernel.sql(CUT)
+        gate.open.set()
+        await kernel.until(
+            lambda: asyncio.sleep(0, "read-only transaction" in caplog.text and "not written yet" in caplog.text)
+        )
+        await kernel.sql(f"alter database {name} reset default_transaction_read_only")
+        await kernel.sql(CUT)
+        await state(kernel, "completed")
+    assert await kernel.sql("select id, result, attempt from finished") == [(task, "kept", 1)]
+    assert runs == [1]
 
 
 async def test_a_server_that_crashes_and_returns(kernel_server, tmp_path):

@@ -31,7 +31,7 @@ def texts_of(value):
 
 @given(VALUES)
 def test_refuses_nul_and_half_pairs_and_nothing_else(value):
-    """A NUL or half a pair anywhere is refused; text that only looks like one, such as a backslash and u0000, is not."""
+    """A NUL or half a pair anywhere is refused; what only looks like one (a backslash and u0000) is not."""
     bad = any("\x00" in text or "\ud800" in text for text in texts_of(value))
     try:
         text = encode(value, "it")

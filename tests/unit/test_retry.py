@@ -142,11 +142,13 @@ async def test_the_last_attempt_fails_the_task():
     assert "raise ValueError" in outcome.traceback
 
 
-class Refused(NonRetryableError):
+class RefusedError(NonRetryableError):
     pass
 
 
-@pytest.mark.parametrize("error", [NonRetryableError("no"), Refused("no"), KeyError("gone"), ZeroDivisionError("0")])
+@pytest.mark.parametrize(
+    "error", [NonRetryableError("no"), RefusedError("no"), KeyError("gone"), ZeroDivisionError("0")]
+)
 async def test_non_retryable_errors_fail_at_once(error):
     """NonRetryableError, its subclasses and the types an activity names are not tried again."""
 
@@ -157,7 +159,11 @@ async def test_non_retryable_errors_fail_at_once(error):
     assert outcome.state == "failed"
 
 
-@pytest.mark.parametrize("result", [object(), float("nan"), "a\x00", "\ud800", "x" * (2 * 1024 * 1024)], ids=["object", "nan", "nul", "half pair", "large"])
+@pytest.mark.parametrize(
+    "result",
+    [object(), float("nan"), "a\x00", "\ud800", "x" * (2 * 1024 * 1024)],
+    ids=["object", "nan", "nul", "half pair", "large"],
+)
 async def test_a_result_that_cannot_be_stored_fails_at_once(result):
     """Trying again would give the same result, so the task fails and its error names the result (Bad input)."""
 
@@ -172,16 +178,16 @@ async def test_a_result_that_cannot_be_stored_fails_at_once(result):
 async def test_an_error_that_cannot_be_printed():
     """An exception whose own text raises is still a failed attempt."""
 
-    class Unspeakable(Exception):
+    class UnspeakableError(Exception):
         def __str__(self):
             raise RuntimeError("cannot say")
 
     async def work():
-        raise Unspeakable
+        raise UnspeakableError
 
     outcome = await outcome_of(work)
     assert isinstance(outcome, Retried)
-    assert outcome.error == "Unspeakable: its text cannot be shown"
+    assert outcome.error == "UnspeakableError: its text cannot be shown"
 
 
 async def test_an_error_text_that_postgresql_would_refuse():

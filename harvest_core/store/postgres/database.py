@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -69,15 +70,23 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._pool.close(timeout=2)
+        await self._pool.close(timeout=0.2)
 
     @asynccontextmanager
     async def connection_of_its_own(self) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """Give a connection outside the pool, in autocommit, closed at the end."""
+        connecting = asyncio.ensure_future(
+            psycopg.AsyncConnection.connect(self.dsn, autocommit=True, prepare_threshold=None)
+        )
         try:
-            connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, prepare_threshold=None)
+            connection = await asyncio.shield(connecting)
         except psycopg.OperationalError as error:
             raise unavailable(self.dsn, error) from None
+        except asyncio.CancelledError:
+            # Cut off half-way its socket would stay open, and the server would wait a minute for the password.
+            with suppress(psycopg.Error):
+                await (await connecting).close()
+            raise
         try:
             yield connection
         finally:

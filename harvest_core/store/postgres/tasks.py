@@ -47,7 +47,7 @@ class ClaimResult:
     Args:
         claims: the tasks taken, in turn order.
         waiting: queues with a task left that this worker may take, rows that other claims hold included.
-        registered: False where the worker's row is gone, in which case nothing was taken.
+        registered: False where the worker's row is gone or its beat is overdue, in which case nothing was taken.
     """
 
     claims: tuple[Claim, ...]

@@ -302,9 +302,10 @@ begin
 
     <<slots>>
     for slot in
-        select l.lane, starts[l.lane] + k * steps[l.lane] as turn
-        from generate_subscripts(tiers, 1) l(lane) cross join generate_series(1, n) k
-        order by tiers[l.lane], turn, l.lane
+        -- From unnest, which the planner takes for few rows: for a million it would compile the query first (JIT).
+        select l.lane, l.start + k * l.step as turn
+        from unnest(tiers, starts, steps) with ordinality l(tier, start, step, lane) cross join generate_series(1, n) k
+        order by l.tier, turn, l.lane
     loop
         lane := slot.lane;
         while firsts[lane] <= lasts[lane] loop
@@ -388,8 +389,11 @@ end $$;
 -- Move finished claims to `finished` and free their keys. One entry a task in each array.
 create function {schema}.finish(
     ids bigint[], held_tokens bigint[], states text[], results jsonb[], errors text[], tracebacks text[]
-) returns setof bigint language sql volatile
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+) returns setof bigint language plpgsql volatile  -- keeps its plan, which language sql does from 18 on only
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan as $$
+begin
+    return query
     with gone as (
         delete from {schema}.tasks t using unnest(ids, held_tokens, states, results, errors, tracebacks)
             o(id, token, state, result, error, traceback)
@@ -405,8 +409,8 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as
            g.outcome, coalesce(r.queue, ''), coalesce(r.kind, ''), coalesce(r.name, ''), coalesce(r.traits, '{{}}'),
            g.key, g.args, g.kwargs, g.result, g.last_error, g.last_traceback
     from gone g left join {schema}.routes r on r.id = g.route_id  -- a task outlives a route removed by hand
-    returning id
-$$;
+    returning id;
+end $$;
 
 -- Schedule claims for another attempt after their waits in seconds, keeping error and traceback.
 create function {schema}.retry(
