@@ -59,7 +59,7 @@ async def _statements(dsn: str) -> int:
             return {}
 
         refreshes = Refreshes([], no_settings, print, lambda: None)
-        poller = Poller(database, build.policies, refreshes, lambda _: None, KernelMetrics(build.registry), 3600.0)
+        poller = Poller(database, build.policies, refreshes, lambda _: None, KernelMetrics(build.registry), (), 3600.0)
         await poller.poll(identity, BATCH)  # the first also promotes what is due, as the poll interval asks
         async with database.connection() as connection:
             connection.pgconn.trace(messages.fileno())

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import attrs
 
 from harvest_core import build as composition
-from harvest_core.activity import P, R, RegisteredActivity
+from harvest_core.activity import P, R, RegisteredActivity, declaration_faults
 from harvest_core.client import Client
 from harvest_core.duration import Duration, seconds
 from harvest_core.errors import Problem, near_match
@@ -105,8 +105,6 @@ class Harvest:
             policy = retry or Retry()
             if max_attempts is not None:
                 policy = attrs.evolve(policy, max_attempts=max_attempts)
-            if policy.max_attempts < 1:
-                self._fault(chosen, "max_attempts", f"is {policy.max_attempts}; expected at least 1")
             activity = Activity(
                 name=chosen,
                 function=decorated,
@@ -187,8 +185,8 @@ class Harvest:
     def _declare(self, activity: Activity, function: Callable[P, R]) -> RegisteredActivity[P, R]:
         if activity.name in self._activities:
             self._fault(activity.name, "name", "is declared twice", "give one of them another name=")
-        if not activity.name.strip() or not activity.queue.strip():
-            self._fault(activity.name, "name", "or its queue is blank")
+        for option, message in declaration_faults(activity):
+            self._fault(activity.name, option, message)
         self._activities[activity.name] = activity
         return RegisteredActivity(activity, function)
 

@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -50,6 +50,7 @@ _OPTIONS = (
 _INTEGER = 2**31
 _SECONDS = 300 * 365.25 * 86400
 _TEXT_BYTES = 1024
+_LAST_YEAR = 9000
 
 
 class Call:
@@ -182,6 +183,10 @@ class Client:
         notify: bool | None = None,
     ) -> list[Task]:
         """Enqueue many tasks in one statement, all or none, and return their handles in order."""
+        if connection is not None and not isinstance(connection, psycopg.AsyncConnection):
+            kind = type(connection).__name__
+            msg = f"connection is a {kind}; pass a psycopg.AsyncConnection, or call {{schema}}.enqueue in SQL"
+            raise EnqueueError(msg.replace("{schema}", self._build.config.harvest.schema))
         tasks = [self._new_task(call) for call in calls]
         if not tasks:
             return []
@@ -314,6 +319,7 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
     if moment is not None and not (isinstance(moment, datetime) and moment.tzinfo is not None):
         msg = f"enqueue of {name!r}: scheduled_at is {moment!r}; expected a datetime with a time zone"
         raise EnqueueError(msg)
-    if moment is not None and found.get("delay") is not None:
-        found["scheduled_at"], found["delay"] = moment + timedelta(seconds=found["delay"]), None
+    if moment is not None and not 2 <= moment.year < _LAST_YEAR:
+        msg = f"enqueue of {name!r}: scheduled_at is {moment!r}; expected a year from 2 to {_LAST_YEAR - 1}"
+        raise EnqueueError(msg)
     return found

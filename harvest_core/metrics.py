@@ -47,6 +47,12 @@ class KernelMetrics:
         self.database_errors = Counter(
             "harvest_database_errors", "Polls that found the database away.", registry=registry
         )
+        self.broken_duties = Counter(
+            "harvest_broken_duties",
+            "Standing duties of the worker that broke and were begun anew.",
+            ["duty"],
+            registry=registry,
+        )
         self.slots = Gauge("harvest_worker_slots", "Slots of this worker.", ["state"], registry=registry)
 
 

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from harvest_core.read_only import read_only
+
 Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 """A value that PostgreSQL's jsonb holds: finite numbers, text without NUL, lists, string-keyed mappings."""
 
@@ -48,14 +50,14 @@ class Worker:
         name: a label for people; nothing is decided by it.
         queues: the queues it polls, in configured order.
         activities: names of the activities and workflows in its registry.
-        facts: what its plugins published at start, by plugin slug; has passed through JSON.
+        facts: what its plugins published at start, by plugin slug; has passed through JSON and is read-only.
     """
 
     id: str
     name: str
     queues: tuple[str, ...]
     activities: frozenset[str]
-    facts: Mapping[str, Json] = attrs.field(factory=dict)
+    facts: Mapping[str, Json] = attrs.field(factory=dict, converter=read_only)
 
 
 @attrs.frozen
@@ -65,7 +67,8 @@ class Tick:
     Args:
         worker: the worker being judged, which need not be this process.
         free: free slots, the most tasks this claim may take; at least 1.
-        live: what the worker's plugins observed just before, by plugin slug; has passed through JSON.
+        live: what the worker's plugins observed just before, by plugin slug; has passed through JSON and is
+            read-only.
         turns: for every polled queue the last turn it took, or else the start it was given last, relative to the newest
             turn (so at most 0); 0 for each before the first claim.
         waiting: polled queues in which the last claim left a task this worker may take, rows held by others included.
@@ -73,8 +76,8 @@ class Tick:
 
     worker: Worker
     free: int = 1
-    live: Mapping[str, Json] = attrs.field(factory=dict)
-    turns: Mapping[str, int] = attrs.field(factory=dict)
+    live: Mapping[str, Json] = attrs.field(factory=dict, converter=read_only)
+    turns: Mapping[str, int] = attrs.field(factory=dict, converter=read_only)
     waiting: frozenset[str] = frozenset()
 
 

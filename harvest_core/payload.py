@@ -30,7 +30,11 @@ def encode(value: Any, what: str) -> str:
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
-        msg = f"{what}: not JSON: {error}; pass text, finite numbers, lists and mappings with text keys"
+        reason = str(error)
+        if isinstance(error, ValueError):  # Python's own words differ between versions
+            circular = "ircular" in reason
+            reason = "it contains itself" if circular else "it holds a number that is not finite, or too long"
+        msg = f"{what}: not JSON: {reason}; pass text, finite numbers, lists and mappings with text keys"
         raise PayloadError(msg) from None
     except RecursionError:
         msg = f"{what}: nested too deeply for JSON; pass a flatter value or a reference"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any, TypeVar
@@ -17,13 +18,17 @@ import pluggy
 from prometheus_client import CollectorRegistry
 
 from harvest_core import hookspecs
-from harvest_core.errors import HookError, Problem, near_match
+from harvest_core.errors import HookError, PayloadError, Problem, near_match
 from harvest_core.model import Attributed, BuildView, Clause, Json, Skip, Tick, Turn
+from harvest_core.payload import encode
 from harvest_core.plugin import Plugin
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 _BITS = 48  # the claim adds a step once a task: thousands of them stay within PostgreSQL's bigint
 _TIER_BITS = 31
+LATE = 1.0
+"""Seconds after which a hook of the claim has failed: it holds up the whole worker."""
+_AT_LEISURE = ("check_build", "publish", "metrics")
 _T = TypeVar("_T")
 
 
@@ -131,10 +136,17 @@ class Policies:
         caller = self.callers.get((slug, hook))
         if caller is None:
             return None
+        begun = time.perf_counter()
         try:
-            return caller(**arguments)
-        except Exception as error:
+            result = caller(**arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a hook's SystemExit or CancelledError is a fault like any other
             raise HookError(slug, hook, f"raised {type(error).__name__}: {error}") from error
+        took = time.perf_counter() - begun
+        if took > LATE and hook not in _AT_LEISURE:
+            raise HookError(slug, hook, f"took {took:.1f} s, more than {LATE:g} s; what reads belongs into refreshes()")
+        return result
 
     def _each(self, slug: str, hook: str, kind: type[_T], fault: Callable[[_T], str], **arguments: Any) -> Sequence[_T]:
         result = self._call(slug, hook, **arguments)
@@ -148,7 +160,7 @@ class Policies:
                 raise HookError(slug, hook, f"returned {value!r} in its list; expected {kind.__name__}")
             if found := fault(value):
                 raise HookError(slug, hook, found)
-        return result
+        return tuple(result)
 
     def _objects(self, hook: str, **arguments: Any) -> dict[str, Json]:
         found: dict[str, Json] = {}
@@ -159,9 +171,9 @@ class Policies:
             if not isinstance(result, Mapping):
                 raise HookError(slug, hook, f"returned {type(result).__name__}; expected a mapping")
             try:
-                found[slug] = json.loads(json.dumps(result, allow_nan=False))
-            except (TypeError, ValueError) as error:
-                raise HookError(slug, hook, f"returned what JSON cannot hold: {error}") from error
+                found[slug] = json.loads(encode(dict(result), "returned what cannot be stored"))
+            except PayloadError as error:
+                raise HookError(slug, hook, str(error)) from error
         return found
 
 
@@ -233,6 +245,8 @@ def _clause_fault(clause: Clause) -> str:
         return "a clause has no text"
     if not isinstance(clause.values, Mapping) or not callable(clause.reasons):
         return "a clause needs a mapping of values and a callable for its reasons"
+    if not all(isinstance(name, str) for name in clause.values):
+        return f"clause {clause.sql!r} has values whose names are no text"
     try:
         used = value_names(clause.sql)
     except ValueError as error:
@@ -245,6 +259,8 @@ def _clause_fault(clause: Clause) -> str:
 
 
 def _turn_fault(turn: Turn) -> str:
+    if not isinstance(turn.queue, str):
+        return f"a turn names the queue {turn.queue!r}; expected its name"
     for number, bits in ((turn.tier, _TIER_BITS), (turn.start, _BITS), (turn.step, _BITS)):
         if not isinstance(number, int) or isinstance(number, bool) or number.bit_length() > bits:
             return f"the turn of queue {turn.queue!r} holds {number!r}; expected a whole number within {bits} bits"

@@ -44,6 +44,8 @@ class Dispatcher:
 
     async def run(self, claim: Claim, task: CurrentTask) -> Outcome:
         """Run a claim. A run that this worker stopped is given back with its attempt restored."""
+        if claim.fault:
+            return Finished("failed", error=claim.fault)
         activity = self.activities[claim.route.name]
         token = _current.set(task)
         whole, beats = asyncio.timeout(claim.start_to_close), asyncio.timeout(claim.heartbeat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import psycopg
 
@@ -15,6 +15,7 @@ from harvest_core.store.postgres.tasks import Claim, Finished, Outcome, write_ou
 
 _log = logging.getLogger("harvest")
 _BATCH = 500
+_BATCH_BYTES = 8 * 1024 * 1024
 
 
 class Finisher:
@@ -65,14 +66,14 @@ class Finisher:
             await self._arrived.wait()
             self._arrived.clear()
             while self._queued:
-                batch = self._queued[:_BATCH]
+                batch = _batch(self._queued)
                 await self._write(batch)
                 del self._queued[: len(batch)]
                 self._written()
             self._drained.set()
 
     async def _write(self, batch: list[tuple[Claim, Outcome]]) -> None:
-        pause = 0.1
+        pause, answered = 0.1, True
         while True:
             try:
                 written = await write_outcomes(self._database, batch)
@@ -81,9 +82,11 @@ class Finisher:
                     await self._write_alone(batch, error)
                     return
                 _log.warning("outcomes of %s tasks are not written yet: %s", len(batch), error)
+                answered = False
             else:
+                # After a try without an answer, what is missing may be what that try wrote.
                 for claim, _ in batch:
-                    if claim.id not in written:
+                    if claim.id not in written and answered:
                         self._lost(claim)
                 return
             await self._sleep(pause)
@@ -101,6 +104,16 @@ class Finisher:
             _log.error("task %s: %s; its claim is left to rescue", claim.id, text)
             return
         await self._write([(claim, Finished("failed", error=text))])
+
+
+def _batch(queued: Sequence[tuple[Claim, Outcome]]) -> list[tuple[Claim, Outcome]]:
+    """Return the first outcomes, at most `_BATCH` of them and some `_BATCH_BYTES` of results, but at least one."""
+    size = 0
+    for count, (_, outcome) in enumerate(queued[:_BATCH]):
+        size += len(outcome.result or "") if isinstance(outcome, Finished) else 0
+        if size > _BATCH_BYTES:
+            return list(queued[: max(1, count)])
+    return list(queued[:_BATCH])
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -11,8 +11,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from harvest_core.model import Json
-from harvest_core.store.postgres.database import Database, redacted
+from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.workers import BEAT
+from harvest_core.structure import redacted
 
 _log = logging.getLogger("harvest")
 _AT_MOST_EVERY = 1.0

@@ -10,7 +10,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_core.errors import DatabaseUnavailableError
-from harvest_core.store.postgres.database import Database, redacted
+from harvest_core.store.postgres.database import Database
+from harvest_core.structure import redacted
 
 _log = logging.getLogger("harvest")
 

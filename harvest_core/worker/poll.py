@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -14,8 +14,9 @@ import psycopg
 from harvest_core.claim import turns
 from harvest_core.claim.planner import Plan, plan
 from harvest_core.claim.statement import claim_statement
+from harvest_core.errors import HookError
 from harvest_core.metrics import KernelMetrics
-from harvest_core.model import Json, Tick, Worker
+from harvest_core.model import Attributed, Json, Tick, Worker
 from harvest_core.policies import Policies
 from harvest_core.store.postgres import probe, tasks
 from harvest_core.store.postgres.database import Database
@@ -24,6 +25,7 @@ from harvest_core.worker.refresh import Refreshes
 
 _log = logging.getLogger("harvest")
 _CLOSED_FOR = 60.0
+_MOST_TEXTS = 256
 
 
 @attrs.frozen
@@ -44,6 +46,7 @@ class Poller:
         refreshes: what is to be read before each claim.
         observed: called with the live facts of each tick.
         metrics: counts what was found.
+        tried: the clauses that the database has accepted.
         poll_interval: seconds between promotions while none is known to be due.
         clock: monotonic seconds.
     """
@@ -55,6 +58,7 @@ class Poller:
         refreshes: Refreshes,
         observed: Callable[[Mapping[str, Json]], Any],
         metrics: KernelMetrics,
+        tried: Iterable[Attributed],
         poll_interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +70,7 @@ class Poller:
         self._promote_at = 0.0
         self._closed: dict[int, str] = {}
         self._closed_until = 0.0
+        self._tried = {(clause.plugin, clause.clause.sql) for clause in tried}
         self.held: frozenset[str] = frozenset()
         """Names of the activities that a hold kept from the last claim."""
 
@@ -86,15 +91,8 @@ class Poller:
         """
         if self._clock() >= self._promote_at:
             await self._promote()
-        await self._refreshes.before_claim()
-        live = self._policies.live()
-        self._observed(live)
-        if not self._turns:
-            self._turns = turns.first_turns(worker.queues)
-        planned = plan(
-            self._policies, Tick(worker, free, live, self._turns, self._waiting), closed=self._closed_routes()
-        )
-        self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
+        live, planned = await self._plan(worker, free)
+        await self._try_new_clauses(planned)
         result = await self._claim(planned)
         self._turns = turns.next_turns(
             self._turns, planned.turns, [(claim.route.queue, claim.turn) for claim in result.claims]
@@ -104,9 +102,50 @@ class Poller:
             self._metrics.dispatched.labels(queue).inc(count)
         return Poll(result, live, full=len(result.claims) == free)
 
+    async def observe(self, worker: Worker) -> None:
+        """Renew the live facts and what is held, without a claim: for a worker whose slots are all taken.
+
+        Raises:
+            HookError: a policy cannot be judged.
+        """
+        await self._plan(worker, 1)
+
+    async def _plan(self, worker: Worker, free: int) -> tuple[Mapping[str, Json], Plan]:
+        await self._refreshes.before_claim()
+        live = self._policies.live()
+        self._observed(live)
+        if not self._turns:
+            self._turns = turns.first_turns(worker.queues)
+        tick = Tick(worker, free, live, self._turns, self._waiting)
+        planned = plan(self._policies, tick, closed=self._closed_routes())
+        self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
+        return live, planned
+
+    async def _try_new_clauses(self, planned: Plan) -> None:
+        """Try a text that no claim has had yet: only what has been tried may stand in a claim.
+
+        Raises:
+            HookError: the database refuses a clause.
+        """
+        new = [clause for clause in planned.clauses if (clause.plugin, clause.clause.sql) not in self._tried]
+        if new and len(self._tried) > _MOST_TEXTS:
+            detail = "gives ever new texts; the text of a clause is constant, only its values vary"
+            raise HookError(new[0].plugin, "filter_clause", detail)
+        if new:
+            samples = {clause.plugin: self._policies.plugins[clause.plugin].sample_traits() for clause in new}
+            for clause, reason in await probe.refusals(self._database, new, samples):
+                detail = f"the clause {clause.clause.sql.strip()!r} {reason}"
+                raise HookError(clause.plugin, "filter_clause", detail)
+            self._tried |= {(clause.plugin, clause.clause.sql) for clause in new}
+
     async def _claim(self, planned: Plan) -> ClaimResult:
         try:
             return await tasks.claim(self._database, claim_statement(planned, self._database.quoted))
+        except (psycopg.ProgrammingError, UnicodeError) as error:
+            # As a rule a value that the driver cannot send: find whose it is.
+            for clause, reason in await probe.refusals(self._database, planned.clauses, {}):
+                raise HookError(clause.plugin, "filter_clause", reason) from error
+            raise
         except psycopg.DataError as error:
             # A clause raised on some route. Close the routes on which one raises, and only those.
             found = dict(await probe.raising_routes(self._database, planned.clauses))

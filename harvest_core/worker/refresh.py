@@ -8,6 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
+import psycopg
+
 from harvest_core.errors import DatabaseUnavailableError
 from harvest_core.plugin import Refresh, Setting
 
@@ -38,6 +40,7 @@ class Refreshes:
         self._changed = {id(refresh): asyncio.Event() for _, refresh in self._periodic}
         self._settings: Mapping[str, Setting] = {}
         self._under_way: dict[int, asyncio.Future[None]] = {}
+        self._troubles: dict[int, str] = {}
 
     async def first(self, patience: float = 2.0) -> None:
         """Run every periodic refresh once, waiting for them at most patience seconds, so that a first claim knows."""
@@ -74,7 +77,7 @@ class Refreshes:
         if refresh.settings:
             try:
                 self._settings = await self._read_settings()
-            except DatabaseUnavailableError as error:
+            except (DatabaseUnavailableError, psycopg.Error) as error:
                 _log.warning("plugin %s: settings cannot be read: %s", slug, error)
                 return
         await asyncio.shield(self._start(slug, refresh))
@@ -91,15 +94,17 @@ class Refreshes:
         settings = self._settings
 
         def work() -> None:
+            trouble = ""
             try:
                 refresh.run(settings)
-            except Exception:  # noqa: BLE001 - whatever a plugin raises is counted and told
-                _log.exception("plugin %s: a refresh failed", slug)
+            except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is counted and told
+                trouble = f"{type(error).__name__}: {error}"
                 self._failed(slug)
-            try:
+            if trouble != self._troubles.get(id(refresh), ""):  # told once, not before every claim
+                self._troubles[id(refresh)] = trouble
+                _log.warning("plugin %s: a refresh %s", slug, f"failed: {trouble}" if trouble else "works again")
+            with suppress(RuntimeError):  # the loop has ended; nobody waits any more
                 loop.call_soon_threadsafe(_settle, future)
-            except RuntimeError:  # the loop has ended; nobody waits any more
-                _log.debug("plugin %s: a refresh outlived its worker", slug)
 
         # A daemon thread: a source that hangs must not keep the process from ending.
         threading.Thread(target=work, name=f"harvest-refresh-{slug}", daemon=True).start()

@@ -1,14 +1,11 @@
-"""`Worker`: a process's life in the fleet, from registration to the last outcome written."""
+"""`Worker`: one process's work for the fleet, from the first poll to the last outcome written."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
@@ -20,23 +17,25 @@ from harvest_core.build import Build
 from harvest_core.connect import connected
 from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError
 from harvest_core.metrics import DepthCollector, KernelMetrics
-from harvest_core.model import Json, Tick
+from harvest_core.model import Tick
 from harvest_core.model import Worker as Identity
 from harvest_core.probe import probe
-from harvest_core.store.postgres import settings, tasks, workers
+from harvest_core.store.postgres import settings, tasks
 from harvest_core.store.postgres.tasks import Claim
-from harvest_core.worker.context import CurrentTask
+from harvest_core.worker.background import Background
 from harvest_core.worker.dispatcher import Dispatcher
 from harvest_core.worker.finisher import Finisher
-from harvest_core.worker.heartbeat import Heartbeat
 from harvest_core.worker.listener import listen
 from harvest_core.worker.maintenance import Maintenance
+from harvest_core.worker.membership import Membership
 from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
+from harvest_core.worker.running import Running
 
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
-_AFTER_GRACE = 0.9
+_MOST_UNWRITTEN = 10_000
+_AFTER_GRACE = 1.2
 """Seconds that cancelled tasks, the last outcomes and the farewell get after the grace."""
 
 
@@ -60,17 +59,19 @@ class Worker:
     ) -> None:
         self._build, self._clock, self._sleep, self._sample = build, clock, sleep, sample_depths
         self._settings = build.config.worker
-        self._stack = AsyncExitStack()
-        self._background: list[asyncio.Future[Any]] = []
-        self._exit_by: float | None = None
         self._metrics = KernelMetrics(build.registry)
-        # By task and token: a thread left over from an attempt may outlast the start of the next one.
-        self._running: dict[tuple[int, int], tuple[asyncio.Task[None], CurrentTask]] = {}
-        self._wake, self._freed = asyncio.Event(), asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._exit_by: float | None = None
+        self._wake, self._changed = asyncio.Event(), asyncio.Event()
         self._stopping, self._now = asyncio.Event(), asyncio.Event()
-        self._asleep, self._lost = False, False
+        self._lost = False
         self._troubles = self._contended = 0
         self._reconcile_at = clock() + _RECONCILE_EVERY
+
+    @property
+    def identity(self) -> Identity:
+        """The worker as the fleet knows it; its id changes when the fleet has taken it for dead."""
+        return self._membership.worker
 
     async def __aenter__(self) -> Worker:
         try:
@@ -83,11 +84,12 @@ class Worker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop_running()
-        await self._bounded(self._all_ended())
+        self._running.stop()
+        await self._bounded(self._running.all_ended())
         await self._bounded(self._finisher.drained())
-        self._heartbeat.stop(timeout=0.1)
-        await self._bounded(workers.remove(self._database, self.identity.id))
+        self._membership.stop_beating()
+        await self._bounded(tasks.release_unknown(self._database, self.identity.id, self._running.known))
+        await self._bounded(self._membership.leave())
         await self._stack.aclose()
 
     def stop(self) -> None:
@@ -96,7 +98,7 @@ class Worker:
             self._now.set()
         self._stopping.set()
         self._wake.set()
-        self._freed.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Claim and run tasks until `stop`."""
@@ -117,16 +119,14 @@ class Worker:
             poll = await self._poll()
             if poll.full:
                 continue
-            if self._running or self._finisher.backlog:
-                await self._any_ended()
+            if not self._running.idle:
+                await self._running.change()
             elif not poll.result.waiting:
                 break
             elif not poll.result.claims:
                 await self._sleep(0.02)  # another claim holds the last rows for a moment
         if self._stopping.is_set():
             await self._drain()
-
-    # ------------------------------------------------------------------------------------------------ opening
 
     async def _open(self) -> None:
         self._database = await self._stack.enter_async_context(connected(self._build))
@@ -139,78 +139,49 @@ class Worker:
         )
         await self._refreshes.first()
         await self._refreshes.before_claim()
-        await self._introduce()
+        self._membership = Membership(self._database, self._build, self._was_pruned, self._clock)
+        self._finisher = Finisher(self._database, self._claim_lost, self._changed.set, self._sleep)
+        threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
+        self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads)
+        concurrency = self._settings.concurrency
+        self._running = Running(
+            self._database, dispatcher, self._finisher, self._metrics, concurrency, self._changed, self._look_again_in
+        )
+        await self._membership.join()
+        self._stack.callback(self._membership.stop_beating)
+        tick = Tick(self.identity, live=policies.live())
+        if problems := await probe(self._database, policies, tick):
+            await self._membership.leave()
+            raise BuildError(problems)
         self._poller = Poller(
             self._database,
             policies,
             self._refreshes,
-            lambda live: self._heartbeat.observe(live),
+            self._membership.observe,
             self._metrics,
+            policies.clauses(tick),
             self._settings.poll_interval,
             self._clock,
         )
-        if problems := await probe(self._database, policies, Tick(self.identity, live=policies.live())):
-            raise BuildError(problems)
-        threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
-        self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        self._dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads)
-        self._finisher = Finisher(self._database, self._claim_lost, self._freed.set, self._sleep)
+        self._start_duties()
+
+    def _start_duties(self) -> None:
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database, self._metrics, interval, lambda: self._poller.held, sample=self._sample
         )
         if self._sample:
             DepthCollector(self._build.registry, lambda: maintenance.depths)
-        self._stack.push_async_callback(self._end_background)
-        self._in_background(self._finisher.run())
-        self._in_background(maintenance.run())
-        self._in_background(self._refreshes.run())
-        self._in_background(self._watch())
+        background = Background(lambda duty: self._metrics.broken_duties.labels(duty).inc())
+        self._stack.push_async_callback(background.end)
+        background.add("finisher", self._finisher.run)
+        background.add("maintenance", maintenance.run)
+        background.add("refreshes", self._refreshes.run)
+        background.add("watch", self._watch)
         if self._build.config.harvest.notify:
-            self._in_background(listen(self._database, self._heard, self._metrics.listening.set, self._sleep))
-
-    async def _introduce(self) -> None:
-        """Register under a fresh id, publish what others judge by, and begin to beat."""
-        policies = self._build.policies
-        name = self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
-        self.identity = Identity(
-            id=str(uuid.uuid4()),
-            name=name,
-            queues=tuple(self._settings.queues),
-            activities=frozenset(self._build.runnable),
-            facts=policies.facts(self._build.view),
-        )
-        live = policies.live()
-        await workers.register(
-            self._database,
-            self.identity,
-            plugins=tuple(policies.plugins),
-            live=live,
-            concurrency=self._settings.concurrency,
-            ttl=self._settings.worker_ttl,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        await workers.publish_activities(self._database, self._build.runnable.values())
-        self._asleep, self._lost = False, False
-        loop = asyncio.get_running_loop()
-
-        def pruned() -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it all that could be lost
-                loop.call_soon_threadsafe(self._was_pruned)
-
-        self._heartbeat = Heartbeat(self._database, self.identity.id, self._settings.beat_interval, pruned, self._clock)
-        self._heartbeat.observe(live)
-        self._heartbeat.start()
-
-    def _in_background(self, work: Any) -> None:
-        self._background.append(asyncio.ensure_future(work))
-
-    async def _end_background(self) -> None:
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background, timeout=0.2)
+            connected_gauge = self._metrics.listening.set
+            background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))
 
     # ------------------------------------------------------------------------------------------------ polling
 
@@ -233,6 +204,10 @@ class Worker:
             self._metrics.database_errors.inc()
             self._reconcile_at = 0.0
             _log.warning("nothing is claimed: %s", error)
+        except Exception:  # noqa: BLE001 - whatever it was, the worker lives and tries again
+            self._metrics.broken_duties.labels("poll").inc()
+            self._reconcile_at = 0.0
+            _log.exception("nothing is claimed")
         else:
             self._troubles = 0
             return poll
@@ -241,26 +216,27 @@ class Worker:
         return None
 
     async def _poll(self) -> Poll:
-        if self._lost or self._overdue():
-            await self._return_to_fleet()
+        if self._lost or self._membership.overdue():
+            self._was_pruned()
+            await self._membership.join()
+            self._lost = False
         await self._reconcile()
         self._wake.clear()
-        poll = await self._poller.poll(self.identity, self._settings.concurrency - len(self._running))
+        poll = await self._poller.poll(self.identity, self._running.free)
         if not poll.result.registered:
             self._was_pruned()
         for claim in poll.result.claims:
             if self._stopping.is_set():  # it was on its way
                 self._finisher.add(claim, tasks.Released())
             else:
-                self._start(claim, poll.live)
+                self._running.start(claim, self.identity, poll.live)
         return poll
 
     async def _reconcile(self) -> None:
         """Give back claims in this worker's name that it never heard of; between claims, so that none is on its way."""
         if self._clock() < self._reconcile_at:
             return
-        known = {task for task, _ in self._running} | self._finisher.ids
-        if unknown := await tasks.release_unknown(self._database, self.identity.id, known):
+        if unknown := await tasks.release_unknown(self._database, self.identity.id, self._running.known):
             self._metrics.rescued.labels("lost_answer").inc(unknown)
             _log.warning("gave back %s claims whose answer was lost", unknown)
         self._reconcile_at = self._clock() + _RECONCILE_EVERY
@@ -269,23 +245,21 @@ class Worker:
         """Wait until another look for work pays: at once after a full claim, else for news or the poll interval."""
         self._contended = self._contended + 1 if poll.result.waiting and not poll.result.claims else 0
         if poll.full:
-            if self._asleep:
-                await self._mark(asleep=False)
+            if self._membership.asleep:
+                await self._mark_asleep(asleep=False)
         elif poll.result.waiting:  # other claims hold rows, as a rule for a moment
             await self._woken(min(0.01 * 2 ** min(self._contended, 10), self._settings.poll_interval))
-        elif not self._asleep and self._build.config.harvest.notify:
-            await self._mark(asleep=True)  # and look once more, for what came before the mark
+        elif not self._membership.asleep and self._build.config.harvest.notify:
+            await self._mark_asleep(asleep=True)  # and look once more, for what came before the mark
         else:
             await self._woken(self._poller.until_due())
 
-    async def _mark(self, *, asleep: bool) -> None:
+    async def _mark_asleep(self, *, asleep: bool) -> None:
         try:
-            await workers.mark(self._database, self.identity.id, asleep=asleep)
+            await self._membership.mark_asleep(asleep)
         except (DatabaseUnavailableError, psycopg.Error) as error:
             _log.warning("the sleep mark was not written: %s", error)
             await self._woken(min(self._settings.poll_interval, 1.0))
-        else:
-            self._asleep = asleep
 
     async def _woken(self, limit: float) -> None:
         with suppress(TimeoutError):
@@ -293,15 +267,10 @@ class Worker:
 
     async def _free_slot(self) -> None:
         """Wait for a free slot, and for outcomes to be written where many are not."""
-        while len(self._running) >= self._settings.concurrency or self._finisher.backlog > 10_000:
+        while self._running.free <= 0 or self._finisher.backlog > _MOST_UNWRITTEN:
             if self._stopping.is_set():
                 return
-            await self._any_ended()
-
-    async def _any_ended(self) -> None:
-        self._freed.clear()
-        if self._running or self._finisher.backlog:
-            await self._freed.wait()
+            await self._running.change()
 
     def _heard(self, payload: str) -> None:
         kind, _, key = payload.partition(":")
@@ -315,88 +284,45 @@ class Worker:
         self._poller.look_for_due()
         self._wake.set()
 
-    # ------------------------------------------------------------------------------------------------ running
-
-    def _start(self, claim: Claim, live: Mapping[str, Json]) -> None:
-        current = CurrentTask(
-            claim,
-            self.identity,
-            live,
-            lambda claim, details: tasks.heartbeat(self._database, claim, details),
-            asyncio.get_running_loop(),
-        )
-        self._running[claim.id, claim.token] = (asyncio.create_task(self._run(claim, current)), current)
-
-    async def _run(self, claim: Claim, current: CurrentTask) -> None:
-        try:
-            try:
-                outcome = await self._dispatcher.run(claim, current)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the task claimed
-                _log.exception("task %s: its attempt could not be judged", claim.id)
-                outcome = tasks.Finished("failed", error=f"harvest: {type(error).__name__}: {error}")
-            name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()
-            self._metrics.finished.labels(name).inc()
-            self._finisher.add(claim, outcome)
-            if isinstance(outcome, tasks.Retried):
-                asyncio.get_running_loop().call_later(outcome.wait, self._look_again)
-            if current.thread is not None:
-                with suppress(Exception):  # its outcome is decided; the slot alone waits for the thread
-                    await asyncio.shield(current.thread)
-        finally:
-            self._running.pop((claim.id, claim.token), None)
-            self._freed.set()
+    def _look_again_in(self, wait: float) -> None:
+        asyncio.get_running_loop().call_later(wait, self._look_again)
 
     def _claim_lost(self, claim: Claim) -> None:
         self._metrics.lost_claims.inc()
         _log.warning("task %s: the outcome of attempt %s came after its claim was lost", claim.id, claim.attempt)
 
-    def _stop_running(self) -> None:
-        for task, current in self._running.values():
-            current.cancelled = current.stopped = True
-            task.cancel()
-
     # ------------------------------------------------------------------------------------------------ the lease
-
-    def _overdue(self) -> bool:
-        return self._clock() - self._heartbeat.last > self._settings.worker_ttl
 
     def _was_pruned(self) -> None:
         if not self._lost:
             self._lost = True
             _log.error("worker %s was taken for dead; it cancels its tasks and registers anew", self.identity.name)
-            self._stop_running()
+            self._running.stop()
             self._wake.set()
 
     async def _watch(self) -> None:
-        """Cancel this worker's own tasks once others may take them (rule K12)."""
+        """Cancel this worker's tasks once others may take them (K12); keep its facts fresh while no slot is free."""
         while True:
             await self._sleep(min(1.0, self._settings.worker_ttl / 10))
-            if self._overdue():
+            if self._membership.overdue():
                 self._was_pruned()
-
-    async def _return_to_fleet(self) -> None:
-        self._was_pruned()
-        self._heartbeat.stop(timeout=0.0)
-        await self._introduce()
+            if self._running.free <= 0:
+                with suppress(HookError):  # the next poll counts and tells it
+                    await self._poller.observe(self.identity)
 
     # ------------------------------------------------------------------------------------------------ stopping
 
     async def _drain(self) -> None:
         """Let running tasks finish within the grace; give the rest back."""
-        mark = asyncio.ensure_future(workers.mark(self._database, self.identity.id, draining=True))
-        ended, now = asyncio.ensure_future(self._all_ended()), asyncio.ensure_future(self._now.wait())
+        mark = asyncio.ensure_future(self._membership.mark_draining())
+        ended, now = asyncio.ensure_future(self._running.all_ended()), asyncio.ensure_future(self._now.wait())
         await asyncio.wait([ended, now], timeout=self._settings.shutdown_grace, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         now.cancel()
-        self._stop_running()
+        self._running.stop()
         await self._bounded(mark)
-        await self._bounded(self._all_ended())
+        await self._bounded(self._running.all_ended())
         await self._bounded(self._finisher.drained())
-
-    async def _all_ended(self) -> None:
-        while self._running:
-            self._freed.clear()
-            await self._freed.wait()
 
     async def _bounded(self, work: Any) -> None:
         """Wait for a last duty, but not for a database that swallows packets: all duties share one span."""

@@ -160,15 +160,16 @@ AT_BUILD = {
     "publish not JSON": (
         [bad(publish=lambda self, build: {"at": {1}})],
         problems(
-            "plugin.hook  plugin 'bad': hook publish: returned what JSON cannot hold: "
-            "Object of type set is not JSON serializable"
+            "plugin.hook  plugin 'bad': hook publish: returned what cannot be stored: not JSON: "
+            "Object of type set is not JSON serializable; pass text, finite numbers, lists and mappings with text keys"
         ),
     ),
     "publish not a number": (
         [bad(publish=lambda self, build: {"at": float("nan")})],
         problems(
-            "plugin.hook  plugin 'bad': hook publish: returned what JSON cannot hold: "
-            "Out of range float values are not JSON compliant"
+            "plugin.hook  plugin 'bad': hook publish: returned what cannot be stored: not JSON: "
+            "it holds a number that is not finite, or too long; "
+            "pass text, finite numbers, lists and mappings with text keys"
         ),
     ),
     "slug": (
@@ -405,5 +406,6 @@ async def test_live_facts_that_cannot_be_had_keep_a_worker_from_starting(dsn):
         async with app_of(dsn, bad(observe=lambda self: {"value": float("inf")})).worker():
             pass
     assert str(caught.value) == (
-        "plugin 'bad', hook observe: returned what JSON cannot hold: Out of range float values are not JSON compliant"
+        "plugin 'bad', hook observe: returned what cannot be stored: not JSON: it holds a number that is not finite, "
+        "or too long; pass text, finite numbers, lists and mappings with text keys"
     )

@@ -100,8 +100,8 @@ async def test_an_empty_batch_is_no_task(kernel):
 
 HINT = (
     "A name and a queue are not blank, args is a JSON array, kwargs and traits are JSON objects, max_attempts is at "
-    "least 1, delay is not negative, start_to_close and heartbeat are above 0, all of them below 1e10 seconds, and "
-    "arguments take at most 2 MB."
+    "least 1, scheduled_at lies in the years 2 to 8999, delay is not negative, start_to_close and heartbeat are above "
+    "0, all of them below 1e10 seconds, and arguments take at most 2 MB."
 )
 
 
@@ -120,6 +120,9 @@ REFUSED = [
     "enqueue('work', traits => '\"x\"')",
     "enqueue('work', max_attempts => 0)",
     "enqueue('work', delay => -1)",
+    "enqueue('work', scheduled_at => 'infinity')",
+    "enqueue('work', scheduled_at => '-infinity')",
+    "enqueue('work', scheduled_at => '0044-03-15 BC')",
     "enqueue('work', delay => 'NaN')",
     "enqueue('work', delay => 'Infinity')",
     "enqueue('work', start_to_close => 0)",

@@ -9,7 +9,9 @@ from harvest_core import Client, Harvest, Task, TaskNotFoundError, Worker
 from harvest_core.operate.explain import Explanation, explain
 
 
-def app_of(dsn: str, name: str, plugins: list[str], tables: dict[str, Any], queues: tuple[str, ...] = ("q",)) -> Harvest:
+def app_of(
+    dsn: str, name: str, plugins: list[str], tables: dict[str, Any], queues: tuple[str, ...] = ("q",)
+) -> Harvest:
     """Return an app with three activities under the given policies."""
     app = Harvest(
         {
@@ -35,7 +37,7 @@ async def told(app: Harvest, client: Client, task: Task) -> Explanation:
 
 
 async def test_each_policy_gives_its_reason_in_words(harvest_database: str) -> None:
-    """Missing label, forbidden flag and high signal each stand beside the worker they hold off (O3, CAP5, hatchet#1782)."""
+    """Missing label, forbidden flag and high signal stand beside the worker they hold off (O3, CAP5, hatchet#1782)."""
     app = app_of(
         harvest_database,
         "cpu-box",

@@ -59,7 +59,9 @@ def started(script: Path, environ: dict[str, str]) -> Iterator[subprocess.Popen[
 
 
 @pytest.mark.parametrize("kills", [3])
-def test_killed_workers_lose_nothing_and_finish_nothing_twice(tmp_path: Path, harvest_database: str, kills: int) -> None:
+def test_killed_workers_lose_nothing_and_finish_nothing_twice(
+    tmp_path: Path, harvest_database: str, kills: int
+) -> None:
     """Workers are killed in the middle of 1,000 tasks; the last one finishes all, each once (K1, K12)."""
     script, log, count = tmp_path / "app.py", tmp_path / "log", 1000
     script.write_text(APP)
@@ -75,7 +77,7 @@ def test_killed_workers_lose_nothing_and_finish_nothing_twice(tmp_path: Path, ha
 
         for kill in range(kills):
             with started(script, environ) as process:
-                wait_until(lambda: finished() >= (kill + 1) * count // (kills + 2))
+                wait_until(lambda mark=(kill + 1) * count // (kills + 2): finished() >= mark)
                 process.send_signal(signal.SIGKILL)
         with started(script, environ):
             wait_until(lambda: finished() == count)

@@ -190,7 +190,7 @@ def test_facts_pass_through_json():
 
     policies = Policies.of({"publishing": Publishing()})
     assert policies.facts(None) == {"publishing": {"a": [1, 2], "b": {"3": None}}}
-    with pytest.raises(HookError, match="returned what JSON cannot hold"):
+    with pytest.raises(HookError, match="hook observe: returned what cannot be stored: not JSON"):
         policies.live()
 
 

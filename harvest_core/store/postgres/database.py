@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -11,9 +14,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from harvest_core.errors import DatabaseUnavailableError
+from harvest_core.structure import redacted
 
 _LIMITS = {
     "connect_timeout": "10",
@@ -22,11 +27,13 @@ _LIMITS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
     "application_name": "harvest",
-    "options": "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c timezone=UTC"
+    "options": "-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s -c timezone=UTC -c jit=off"
     r" -c default_transaction_isolation=read\ committed",
 }
 _AWAY = ("08", "57P", "53300")
 """SQLSTATEs of a server that goes, comes, or takes no more connections."""
+
+_SILENCE = 35.0
 
 Values = Mapping[str, Any] | Sequence[Any] | None
 
@@ -42,7 +49,7 @@ class Database:
 
     def __init__(self, dsn: str, schema: str = "harvest", size: int = 4) -> None:
         try:
-            self.dsn = make_conninfo("", **{**_LIMITS, **conninfo_to_dict(dsn)})
+            self.dsn = make_conninfo("", **{**_LIMITS, **conninfo_to_dict(dsn), "client_encoding": "utf8"})
         except psycopg.ProgrammingError as error:
             msg = f"the DSN {redacted(dsn)} cannot be read: {redacted(str(error))}; write postgresql://user@host/name"
             raise DatabaseUnavailableError(msg) from None
@@ -55,6 +62,7 @@ class Database:
             max_size=size,
             open=False,
             timeout=15,
+            configure=_read_json_with_care,
             kwargs={"autocommit": True, "prepare_threshold": 1},
         )
 
@@ -87,6 +95,7 @@ class Database:
             with suppress(psycopg.Error):
                 await (await connecting).close()
             raise
+        await _read_json_with_care(connection)
         try:
             yield connection
         finally:
@@ -97,7 +106,12 @@ class Database:
         """Give a connection of the pool, in autocommit."""
         try:
             async with self._pool.connection() as connection:
-                yield connection
+                # The server ends a statement after 30 s. One whose answer does not come even then has a silent peer.
+                cut = asyncio.get_running_loop().call_later(_SILENCE, _cut, connection)
+                try:
+                    yield connection
+                finally:
+                    cut.cancel()
         except (psycopg.OperationalError, PoolTimeout) as error:
             if getattr(error, "sqlstate", None) and not error.sqlstate.startswith(_AWAY):  # type: ignore[union-attr]
                 raise  # the server answered: it is there
@@ -122,15 +136,37 @@ class Database:
         return found
 
 
-def redacted(dsn: str) -> str:
-    """Return text without the passwords in it."""
-    return re.sub(r"(?i)(password\s*=\s*)('[^']*'|\S+)", r"\1***", re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", dsn))
-
-
 def unavailable(dsn: str, error: Exception) -> DatabaseUnavailableError:
     """Return the error to raise when a database is away."""
     parts = conninfo_to_dict(dsn)
-    where = f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
-    reason = " ".join(redacted(str(error)).split())
+    # A password with a slash in it is read as host or path: what is no plain name is not shown.
+    host, name = (str(parts.get(key) or "") for key in ("host", "dbname"))
+    plain = re.fullmatch(r"[\w./-]*", host) and re.fullmatch(r"[\w-]*", name)
+    where = f"{host or 'localhost'}:{parts.get('port', 5432)}/{name}" if plain else "the configured address"
+    reason = " ".join(redacted(str(error)).split()) if plain else type(error).__name__
     msg = f"the database at {where} is away: {reason}; check that it runs and that the DSN (HARVEST_DSN) names it"
     return DatabaseUnavailableError(msg)
+
+
+class UnreadableJson(str):
+    """Stands for JSON that PostgreSQL holds and Python cannot read: numbers too long, nesting too deep."""
+
+    __slots__ = ()
+
+
+async def _read_json_with_care(connection: psycopg.AsyncConnection[Any]) -> None:
+    set_json_loads(_loads, connection)
+
+
+def _loads(text: str | bytes) -> Any:
+    # One value that cannot be read must not take the other rows of its answer with it.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return UnreadableJson(f"unreadable JSON: {error}")
+
+
+def _cut(connection: psycopg.AsyncConnection[Any]) -> None:
+    """End a connection under a statement that is waiting for its answer, which then fails."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

@@ -34,9 +34,9 @@ class NewTask:
 
 
 _ENQUEUE = (
-    "select task_id, created from {schema}.enqueue_many(%(name)s::text[], %(args)s::text[]::jsonb[], "
-    "%(kwargs)s::text[]::jsonb[], %(queue)s::text[], %(priority)s::integer[], %(scheduled_at)s::timestamptz[], "
-    "%(delay)s::float8[], %(key)s::text[], %(traits)s::text[]::jsonb[], %(max_attempts)s::integer[], "
+    "select task_id, created from {schema}.enqueue_many(%(name)s::text[], %(args)b::text[]::jsonb[], "
+    "%(kwargs)b::text[]::jsonb[], %(queue)s::text[], %(priority)s::integer[], %(scheduled_at)s::timestamptz[], "
+    "%(delay)s::float8[], %(key)s::text[], %(traits)b::text[]::jsonb[], %(max_attempts)s::integer[], "
     "%(start_to_close)s::float8[], %(heartbeat)s::float8[], %(notify)s::boolean)"
 )
 _COLUMNS = tuple(field.name for field in attrs.fields(NewTask))

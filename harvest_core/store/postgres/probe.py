@@ -85,6 +85,8 @@ async def _fault(database: Database, connection: _Connection, clause: Attributed
             rows = await _all(connection, query.encode(), {**values, "samples": list(samples)})
     except psycopg.Error as error:
         return f"cannot be used: {_sentence(error)}"
+    except (UnicodeError, ValueError, TypeError) as error:  # the driver cannot send a value
+        return f"cannot be used: {error}"
     return f"is NULL for the traits {rows[0][0]}; write (…) is true or coalesce(…, false)" if rows else ""
 
 

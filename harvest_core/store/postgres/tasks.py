@@ -14,7 +14,7 @@ import psycopg
 
 from harvest_core.claim.statement import Statement
 from harvest_core.model import Route
-from harvest_core.store.postgres.database import Database
+from harvest_core.store.postgres.database import Database, UnreadableJson
 
 
 @attrs.frozen
@@ -22,7 +22,7 @@ class Claim:
     """One task in the hands of one worker, until its token is no longer the task's.
 
     Times are the database's; `start_to_close` and `heartbeat` are seconds or None; `turn` is relative to the newest
-    turn before this claim.
+    turn before this claim; `fault` says why the task cannot be run, and is empty as a rule.
     """
 
     route: Route
@@ -38,6 +38,7 @@ class Claim:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     turn: int
+    fault: str = ""
 
 
 @attrs.frozen
@@ -83,11 +84,11 @@ Outcome = Finished | Retried | Released
 
 _FINISH = (
     "select * from {schema}.finish(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], "
-    "%(results)s::text[]::jsonb[], %(errors)s::text[], %(tracebacks)s::text[])"
+    "%(results)b::text[]::jsonb[], %(errors)b::text[], %(tracebacks)b::text[])"
 )
 _RETRY = (
-    "select * from {schema}.retry(%(ids)s::bigint[], %(tokens)s::bigint[], %(waits)s::float8[], %(errors)s::text[], "
-    "%(tracebacks)s::text[])"
+    "select * from {schema}.retry(%(ids)s::bigint[], %(tokens)s::bigint[], %(waits)s::float8[], %(errors)b::text[], "
+    "%(tracebacks)b::text[])"
 )
 _RELEASE = "select * from {schema}.release(%(ids)s::bigint[], %(tokens)s::bigint[])"
 
@@ -98,12 +99,19 @@ async def claim(database: Database, statement: Statement) -> ClaimResult:
         cursor = await connection.execute(statement.text.encode(), statement.values)
         rows = await cursor.fetchall()
     waiting, registered = rows[0][:2]
-    claims = tuple(
-        Claim(Route(0, *row[14:18]), *row[2:14])  # the claim has no use for the route's id
-        for row in rows
-        if row[2] is not None
-    )
+    claims = tuple(_claim(row[2:14], row[14:18]) for row in rows if row[2] is not None)
     return ClaimResult(claims, frozenset(waiting or ()), registered)
+
+
+def _claim(values: Sequence[Any], identity: Sequence[Any]) -> Claim:
+    route = Route(0, *identity)  # the claim has no use for the route's id
+    found = Claim(route, *values)
+    unreadable = [value for value in (found.args, found.kwargs, route.traits) if isinstance(value, UnreadableJson)]
+    if not unreadable:
+        return found
+    return attrs.evolve(
+        found, route=attrs.evolve(route, traits={}), args=(), kwargs={}, fault=f"the task holds {unreadable[0]}"
+    )
 
 
 async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Outcome]]) -> set[int]:

@@ -169,10 +169,11 @@ declare
     owners bigint[];
 begin
     select i.* into wrong
-    from unnest(names, args, kwargs, queues, traits, attempts, delays, start_to_closes, heartbeats)
-        with ordinality i(name, args, kwargs, queue, traits, attempts, delay, start_to_close, heartbeat, n)
+    from unnest(names, args, kwargs, queues, traits, attempts, scheduled, delays, start_to_closes, heartbeats)
+        with ordinality i(name, args, kwargs, queue, traits, attempts, scheduled, delay, start_to_close, heartbeat, n)
     where coalesce(btrim(i.name), '') = '' or btrim(i.queue) = '' or i.attempts < 1
        or i.delay not between 0 and 1e10  -- NaN is above every number
+       or i.scheduled not between '0002-01-01' and '9000-01-01'  -- what every client can hold; infinity is not
        or least(i.start_to_close, i.heartbeat) <= 0 or greatest(i.start_to_close, i.heartbeat) > 1e10
        or jsonb_typeof(i.args) is distinct from 'array' or jsonb_typeof(i.kwargs) is distinct from 'object'
        or jsonb_typeof(coalesce(i.traits, '{{}}')) <> 'object'
@@ -182,7 +183,7 @@ begin
         raise exception 'harvest: task % (%) cannot be enqueued', wrong.n, coalesce(nullif(wrong.name, ''), 'no name')
             using errcode = 'invalid_parameter_value',
             hint = 'A name and a queue are not blank, args is a JSON array, kwargs and traits are JSON objects, '
-                'max_attempts is at least 1, delay is not negative, start_to_close and heartbeat are above 0, all of them '
+                'max_attempts is at least 1, scheduled_at lies in the years 2 to 8999, delay is not negative, start_to_close and heartbeat are above 0, all of them '
                 'below 1e10 seconds, and arguments take at most 2 MB.';
     end if;
 
@@ -257,6 +258,14 @@ create function {schema}.enqueue(
         array[key], array[traits], array[max_attempts], array[start_to_close], array[heartbeat], notify)
 $$;
 
+-- A set of labels in the one form that every client writes: sorted, distinct, without NULL. Equal sets are one route.
+--   select harvest.enqueue('build', traits => jsonb_build_object('flags', harvest.label_set('vip', 'linux')));
+create function {schema}.label_set(variadic labels text[]) returns jsonb language sql immutable as $$
+    select coalesce(jsonb_agg(l.label), '[]') from (
+        select distinct u.label collate "C" as label from unnest(labels) u(label) where u.label is not null order by 1
+    ) l
+$$;
+
 -- ------------------------------------------------------------------------------------------------------ claim
 
 -- Take the best n tasks of the given routes for a worker: one cursor per route, merged by (tier, turn, K2).
@@ -311,7 +320,7 @@ begin
         while firsts[lane] <= lasts[lane] loop
             best := firsts[lane];
             for i in best + 1 .. least(nexts[lane], lasts[lane]) loop
-                if (-priorities[i], times[i], ids[i]) < (-priorities[best], times[best], ids[best]) then
+                if (-priorities[i]::bigint, times[i], ids[i]) < (-priorities[best]::bigint, times[best], ids[best]) then
                     best := i;
                 end if;
             end loop;
