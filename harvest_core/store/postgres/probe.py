@@ -49,19 +49,27 @@ async def raising_routes(database: Database, clauses: Sequence[Attributed]) -> M
     """Return the ids of routes on which a clause raises or is NULL, with plugin and reason: they stay closed."""
     found: dict[int, str] = {}
     async with database.connection_of_its_own() as connection:
-        rows = await _all(connection, database.text("select id from {schema}.routes"))
+        routes = [row[0] for row in await _all(connection, database.text("select id from {schema}.routes"))]
         for clause in clauses:
-            text = f"select ({clause_text(clause)}\n) from {database.quoted}.routes r where r.id = %(probed_route)s"
-            for (route,) in rows:
-                values = {**clause_values(clause), "probed_route": route}
-                try:
-                    verdict = await _all(connection, text.encode(), values)
-                except psycopg.Error as error:
-                    found[route] = f"{clause.plugin}: {_sentence(error)}"
-                else:
-                    if verdict and verdict[0][0] is None:
-                        found[route] = f"{clause.plugin}: the clause is NULL"
+            found.update(await _raising(database, connection, clause, routes))
     return found
+
+
+async def _raising(
+    database: Database, connection: _Connection, clause: Attributed, routes: Sequence[int]
+) -> Mapping[int, str]:
+    """Judge many routes in one query; halve them where it raises."""
+    where = f"from {database.quoted}.routes r where r.id = any(%(probed_routes)s::bigint[])"
+    text = f"select r.id, (\n{clause_text(clause)}\n) {where}"
+    try:
+        rows = await _all(connection, text.encode(), {**clause_values(clause), "probed_routes": list(routes)})
+    except psycopg.Error as error:
+        if len(routes) <= 1:
+            return dict.fromkeys(routes, f"{clause.plugin}: {_sentence(error)}")
+        half = len(routes) // 2
+        first = await _raising(database, connection, clause, routes[:half])
+        return {**first, **await _raising(database, connection, clause, routes[half:])}
+    return {route: f"{clause.plugin}: the clause is NULL" for route, verdict in rows if verdict is None}
 
 
 async def _fault(database: Database, connection: _Connection, clause: Attributed, samples: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import psycopg
 import pytest
 from harvest_flags import Flags, FlagsConfig
 
-from harvest_core.plugin import Clause, Route
+from harvest_core.plugin import Route
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -35,9 +36,10 @@ def test_sql_agrees_on_the_sample_traits(config, tick_of, clause_runner):
         assert clause_runner.verdicts(clause, routes) == [not clause.reasons(route) for route in routes]
 
 
-def test_the_documented_expression_writes_the_same_trait_as_python(clause_runner):
+def test_the_documented_statement_writes_the_same_trait_as_python(harvest_database):
     """FL6: what a raw SQL caller is told to write is sorted and distinct, as the Python API's stamp is."""
-    [expression] = re.findall(r"```sql\n(jsonb_build_object.*?)```", README, re.DOTALL)
-    clause = Clause(f"({expression}) = {{expected}}::text::jsonb", {"expected": '{"flags": ["Kvm", "linux"]}'}, list)
-    assert clause_runner.verdict(clause, Route(1, "default", "activity", "build"))
+    [statement] = re.findall(r"```sql\n(select harvest.enqueue.*?)```", README, re.DOTALL)
+    with psycopg.connect(harvest_database) as connection:
+        connection.execute(statement)
+        assert connection.execute("select traits from harvest.routes").fetchall() == [({"flags": ["Kvm", "linux"]},)]
     assert Flags().stamp({"flags": ["linux", "Kvm", "linux"]}) == ["Kvm", "linux"]
