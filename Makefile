@@ -3,7 +3,7 @@ PYTHON ?= python3
 PLUGINS := capabilities flags weights cost_hold
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench chaos clean
+.PHONY: setup demo test alone check bench chaos clean
 
 setup: .venv/ready
 
@@ -14,10 +14,15 @@ setup: .venv/ready
 	@touch $@
 
 demo: setup  ## real work on several workers, checked: make demo [INPUT=folder]
-	@$(BIN)/python examples/demo/run.py $(INPUT)
+	@$(BIN)/python examples/demo/run.py $(if $(INPUT),"$(INPUT)")
 
 test: setup  ## everything, on the PostgreSQL servers found; under five minutes
 	@$(BIN)/pytest -m "not chaos"
+
+alone:  ## one plugin's tests with nothing but the core and that plugin: make alone PLUGIN=flags
+	$(PYTHON) -m venv --clear .venv/alone
+	.venv/alone/bin/pip install --quiet --disable-pip-version-check -e '.[testing]' -e plugins/$(or $(PLUGIN),flags)
+	.venv/alone/bin/pytest -q -p no:cacheprovider plugins/$(or $(PLUGIN),flags)
 
 check: setup  ## style, types and layers
 	$(BIN)/ruff check .

@@ -300,7 +300,7 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
     for option in ("queue", "key"):
         value = found.get(option)
         if value is not None and not (isinstance(value, str) and value.strip() and storable_text(value) == value):
-            msg = f"enqueue of {name!r}: {option} is {value!r}; expected text that is not blank"
+            msg = f"enqueue of {name!r}: {option} is {value!r}; expected text that is not blank, without NUL"
             raise EnqueueError(msg)
         if value is not None and len(value.encode()) > _TEXT_BYTES:
             msg = f"enqueue of {name!r}: {option} takes more than {_TEXT_BYTES} bytes; use a digest of it"

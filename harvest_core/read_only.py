@@ -21,9 +21,15 @@ def _refuse(_self: object, *_: object, **__: object) -> NoReturn:
 
 
 class _Object(dict[str, Any]):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # a copy, or a passage to another process, is an ordinary value again
+
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
 
 class _Array(list[Any]):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
     __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = _refuse
     pop = remove = reverse = sort = _refuse

@@ -37,6 +37,7 @@ class CurrentTask:
         self.id, self.name, self.queue = claim.id, claim.route.name, claim.route.queue
         self.attempt, self.traits = claim.attempt, claim.route.traits
         self.worker, self.live, self.cancelled = worker, live, False
+        self.began = False
         self.stopped = False  # by the worker, as against by the activity itself
         self.thread: asyncio.Future[Any] | None = None  # a plain function's run that outlives its attempt
         self.lease: asyncio.Timeout | None = None  # runs out when no heartbeat comes

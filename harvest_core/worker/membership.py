@@ -103,5 +103,6 @@ class Membership:
             self._heartbeat.stop(timeout=0.1)
 
     async def leave(self) -> None:
-        """Remove its row; what still stands in its name is rescued by others."""
-        await workers.remove(self._database, self.worker.id)
+        """Remove its row, if it has joined; what still stands in its name is rescued by others."""
+        if (worker := getattr(self, "worker", None)) is not None:
+            await workers.remove(self._database, worker.id)

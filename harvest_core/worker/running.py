@@ -78,7 +78,9 @@ class Running:
             return await tasks.heartbeat(self._database, claim, details)
 
         current = CurrentTask(claim, worker, live, beat, asyncio.get_running_loop())
-        self._tasks[claim.id, claim.token] = (asyncio.create_task(self._run(claim, current)), current)
+        task = asyncio.create_task(self._run(claim, current))
+        self._tasks[claim.id, claim.token] = (task, current)
+        task.add_done_callback(lambda _: self._ended(claim, current))
 
     def stop(self) -> None:
         """Cancel everything that runs; what ends by it is given back."""
@@ -99,20 +101,24 @@ class Running:
             await self._changed.wait()
 
     async def _run(self, claim: Claim, current: CurrentTask) -> None:
+        current.began = True
         try:
-            try:
-                outcome = await self._dispatcher.run(claim, current)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the task claimed
-                _log.exception("task %s: its attempt could not be judged", claim.id)
-                outcome = tasks.Finished("failed", error=f"harvest: {type(error).__name__}: {error}")
-            name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()
-            self._metrics.finished.labels(name).inc()
-            self._finisher.add(claim, outcome)
-            if isinstance(outcome, tasks.Retried):
-                self._due_in(outcome.wait)
-            if current.thread is not None:
-                with suppress(Exception):  # its outcome is decided; the slot alone waits for the thread
-                    await asyncio.shield(current.thread)
-        finally:
-            self._tasks.pop((claim.id, claim.token), None)
-            self._changed.set()
+            outcome = await self._dispatcher.run(claim, current)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the task claimed
+            _log.exception("task %s: its attempt could not be judged", claim.id)
+            outcome = tasks.Finished("failed", error=f"harvest: {type(error).__name__}: {error}")
+        name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()
+        self._metrics.finished.labels(name).inc()
+        self._finisher.add(claim, outcome)
+        if isinstance(outcome, tasks.Retried):
+            self._due_in(outcome.wait)
+        if current.thread is not None:
+            with suppress(Exception):  # its outcome is decided; the slot alone waits for the thread
+                await asyncio.shield(current.thread)
+
+    def _ended(self, claim: Claim, current: CurrentTask) -> None:
+        # A callback and not a `finally`: a run that is cancelled before its first step comes to none.
+        if not current.began:
+            self._finisher.add(claim, tasks.Released())
+        self._tasks.pop((claim.id, claim.token), None)
+        self._changed.set()

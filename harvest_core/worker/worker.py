@@ -87,9 +87,7 @@ class Worker:
         self._running.stop()
         await self._bounded(self._running.all_ended())
         await self._bounded(self._finisher.drained())
-        self._membership.stop_beating()
         await self._bounded(tasks.release_unknown(self._database, self.identity.id, self._running.known))
-        await self._bounded(self._membership.leave())
         await self._stack.aclose()
 
     def stop(self) -> None:
@@ -116,14 +114,15 @@ class Worker:
             await self._free_slot()
             if self._stopping.is_set():
                 break
+            idle = self._running.idle  # what ends while the poll is under way may have enqueued more
             poll = await self._poll()
             if poll.full:
                 continue
             if not self._running.idle:
                 await self._running.change()
-            elif not poll.result.waiting:
+            elif idle and not poll.result.waiting:
                 break
-            elif not poll.result.claims:
+            elif poll.result.waiting and not poll.result.claims:
                 await self._sleep(0.02)  # another claim holds the last rows for a moment
         if self._stopping.is_set():
             await self._drain()
@@ -148,11 +147,11 @@ class Worker:
         self._running = Running(
             self._database, dispatcher, self._finisher, self._metrics, concurrency, self._changed, self._look_again_in
         )
-        await self._membership.join()
+        self._stack.push_async_callback(lambda: self._bounded(self._membership.leave()))
         self._stack.callback(self._membership.stop_beating)
+        await self._membership.join()
         tick = Tick(self.identity, live=policies.live())
         if problems := await probe(self._database, policies, tick):
-            await self._membership.leave()
             raise BuildError(problems)
         self._poller = Poller(
             self._database,
@@ -216,17 +215,17 @@ class Worker:
         return None
 
     async def _poll(self) -> Poll:
+        self._wake.clear()
         if self._lost or self._membership.overdue():
             self._was_pruned()
             await self._membership.join()
             self._lost = False
         await self._reconcile()
-        self._wake.clear()
         poll = await self._poller.poll(self.identity, self._running.free)
         if not poll.result.registered:
             self._was_pruned()
         for claim in poll.result.claims:
-            if self._stopping.is_set():  # it was on its way
+            if self._stopping.is_set() or self._lost or self._membership.overdue():  # it was on its way
                 self._finisher.add(claim, tasks.Released())
             else:
                 self._running.start(claim, self.identity, poll.live)

@@ -136,7 +136,7 @@ class Kernel:
         """Wait until an async condition holds; a bound ends the wait, no test depends on its length."""
         async with asyncio.timeout(PATIENCE) as limit:
             try:
-                while not (found := await condition()):  # noqa: ASYNC110 - what is in a database sets no event
+                while not (found := await condition()):
                     await asyncio.sleep(0.01)
             except asyncio.CancelledError:
                 if limit.when() is not None and asyncio.get_running_loop().time() >= limit.when():

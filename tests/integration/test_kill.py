@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+
+from harvest_core.store.postgres import embedded
 
 APP = """
 import asyncio, json, os, sys
@@ -69,18 +72,12 @@ def test_killed_workers_lose_nothing_and_finish_nothing_twice(
     subprocess.run([sys.executable, str(script), "enqueue", str(count)], env=environ, check=True, timeout=60)
 
     with psycopg.connect(harvest_database, autocommit=True) as connection:
-
-        def finished() -> int:
-            row = connection.execute("select count(*) from harvest.finished where state = 'completed'").fetchone()
-            assert row is not None
-            return int(row[0])
-
         for kill in range(kills):
             with started(script, environ) as process:
-                wait_until(lambda mark=(kill + 1) * count // (kills + 2): finished() >= mark)
+                wait_until(lambda mark=(kill + 1) * count // (kills + 2): finished_in(connection) >= mark)
                 process.send_signal(signal.SIGKILL)
         with started(script, environ):
-            wait_until(lambda: finished() == count)
+            wait_until(lambda: finished_in(connection) == count)
         rows = connection.execute("select args->0, count(*) from harvest.finished group by 1").fetchall()
         assert len(rows) == count
         assert {times for _, times in rows} == {1}
@@ -100,3 +97,47 @@ def wait_until(condition: object, limit: float = 60.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "not reached in time"
         time.sleep(0.01)
+
+
+def test_the_starter_of_the_embedded_server_is_killed_in_the_middle(tmp_path: Path) -> None:
+    """The process that started the server dies by -9: the other one finishes all, each once, and a next start works."""
+    count, script, log = 1000, tmp_path / "app.py", tmp_path / "log"
+    script.write_text(APP.replace('"dsn": os.environ["TEST_DSN"]', ""))
+    environ = {name: value for name, value in os.environ.items() if name != "HARVEST_DSN"} | {"TEST_LOG": str(log)}
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    starter = run("work")
+    try:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "ready\n"
+        other = run("work")
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        assert run("enqueue", str(count)).wait(60) == 0
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > count // 4)
+    finally:
+        starter.kill()
+        starter.wait(10)
+    try:
+        with embedded.start(tmp_path / ".harvest" / "postgres18") as server:
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                wait_until(lambda: finished_in(connection) == count)
+                rows = connection.execute("select args->0, count(*) from harvest.finished group by 1").fetchall()
+            assert len(rows) == count
+            assert {times for _, times in rows} == {1}
+            other.kill()
+            other.wait(10)
+        assert run("enqueue", "1").wait(60) == 0, "the next start works"
+    finally:
+        other.kill()
+        other.wait(10)
+
+
+def finished_in(connection: psycopg.Connection[Any]) -> int:
+    """Return how many tasks have completed."""
+    row = connection.execute("select count(*) from harvest.finished where state = 'completed'").fetchone()
+    assert row is not None
+    return int(row[0])

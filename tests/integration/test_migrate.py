@@ -110,7 +110,7 @@ async def test_another_schema_name_works_throughout(harvest_database):
     async with app.client() as client, app.worker() as worker:
         loop = asyncio.ensure_future(worker.run())
         database = client.database
-        while not (await database.fetch("select bool_or(asleep) from {schema}.workers"))[0][0]:  # noqa: ASYNC110
+        while not (await database.fetch("select bool_or(asleep) from {schema}.workers"))[0][0]:
             await asyncio.sleep(0.01)
         made = await client.enqueue_many([Call(work, (number,), key=str(number)) for number in range(3)])
         await client.set_setting("a", 1)

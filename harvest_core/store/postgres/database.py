@@ -27,9 +27,11 @@ _LIMITS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
     "application_name": "harvest",
-    "options": "-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s -c timezone=UTC -c jit=off"
-    r" -c default_transaction_isolation=read\ committed",
 }
+_SESSION = (
+    "-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s -c timezone=UTC -c datestyle=ISO -c jit=off "
+    r"-c default_transaction_isolation=read\ committed"
+)
 _AWAY = ("08", "57P", "53300")
 """SQLSTATEs of a server that goes, comes, or takes no more connections."""
 
@@ -49,7 +51,9 @@ class Database:
 
     def __init__(self, dsn: str, schema: str = "harvest", size: int = 4) -> None:
         try:
-            self.dsn = make_conninfo("", **{**_LIMITS, **conninfo_to_dict(dsn), "client_encoding": "utf8"})
+            given = conninfo_to_dict(dsn)
+            options = f"{_SESSION} {given.get('options') or ''}".strip()
+            self.dsn = make_conninfo("", **{**_LIMITS, **given, "options": options, "client_encoding": "utf8"})
         except psycopg.ProgrammingError as error:
             msg = f"the DSN {redacted(dsn)} cannot be read: {redacted(str(error))}; write postgresql://user@host/name"
             raise DatabaseUnavailableError(msg) from None

@@ -192,6 +192,7 @@ def _flock(path: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy, and with it the lock
         os.close(descriptor)
 
 
