@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -51,6 +52,8 @@ def declaration_faults(activity: Activity) -> Iterator[tuple[str, str]]:
             yield option, f"is {value!r}; expected text that is not blank"
     if not _is_whole(activity.priority, -(2**31)):
         yield "priority", f"is {activity.priority!r}; expected a whole number of 32 bits"
+    if inspect.isgeneratorfunction(activity.function) or inspect.isasyncgenfunction(activity.function):
+        yield "function", "is a generator, which nobody would run through; return a value"
     retry = activity.retry
     if not _is_whole(retry.max_attempts, 1):
         yield "max_attempts", f"is {retry.max_attempts!r}; expected a whole number, at least 1"

@@ -101,8 +101,10 @@ class Harvest:
         """
 
         def declare(decorated: Callable[P, R]) -> RegisteredActivity[P, R]:
-            chosen = name or decorated.__name__
-            policy = retry or Retry()
+            chosen = name or str(getattr(decorated, "__name__", ""))
+            policy = retry if isinstance(retry, Retry) else Retry()
+            if retry is not policy and retry is not None:
+                self._fault(chosen, "retry", f"is {retry!r}; expected a harvest_core.Retry")
             if max_attempts is not None:
                 policy = attrs.evolve(policy, max_attempts=max_attempts)
             activity = Activity(
@@ -135,7 +137,7 @@ class Harvest:
         """
 
         def declare(decorated: Callable[P, R]) -> RegisteredActivity[P, R]:
-            activity = Activity(name or decorated.__name__, decorated, local=True, options=options)
+            activity = Activity(name or str(getattr(decorated, "__name__", "")), decorated, local=True, options=options)
             return self._declare(activity, decorated)
 
         return declare if function is None else declare(function)

@@ -26,6 +26,20 @@ from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
 _log = logging.getLogger("harvest")
 
 
+ENQUEUE_OPTIONS = (
+    "queue",
+    "priority",
+    "delay",
+    "scheduled_at",
+    "key",
+    "max_attempts",
+    "start_to_close",
+    "heartbeat",
+    "elsewhere",
+)
+"""The kernel's own options of an enqueue; plugins add theirs."""
+
+
 @attrs.frozen
 class Launch:
     """What a command line lays over the configuration of the app it loads.
@@ -187,16 +201,21 @@ def build(
         view=view,
         backend=backend or POSTGRESQL,
     )
+    _raise_errors(problems)
     try:
         policies.facts(view)
         policies.register_metrics(made.registry)
     except HookError as error:
-        problems.append(Problem("plugin.hook", f"plugin {error.plugin!r}", f"hook {error.hook}: {error.detail}"))
-    if errors := [problem for problem in problems if not problem.warning]:
-        raise BuildError(errors)
+        where, message = f"plugin {error.plugin!r}", f"hook {error.hook}: {error.detail}"
+        _raise_errors([Problem("plugin.hook", where, message)])
     for warning in made.warnings:
         _log.warning("%s", warning)
     return made
+
+
+def _raise_errors(problems: Sequence[Problem]) -> None:
+    if errors := [problem for problem in problems if not problem.warning]:
+        raise BuildError(errors)
 
 
 def _plugin_options(
@@ -259,7 +278,7 @@ def _option_problems(plugins: Sequence[Plugin] | Any, activities: Sequence[Activ
             message = f"no enabled plugin declares the option {option!r}, so nobody would enforce it"
             problems.append(Problem("activity.unknown-option", f"activity {activity.name!r}", message, hint))
     for attribute, code in (("activity_options", "activity"), ("enqueue_options", "enqueue")):
-        owners: dict[str, str] = {}
+        owners = dict.fromkeys(ENQUEUE_OPTIONS if code == "enqueue" else (), "the kernel")
         for plugin in plugins:
             for option in getattr(plugin, attribute):
                 if option in owners:

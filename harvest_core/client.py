@@ -15,13 +15,14 @@ import attrs
 import psycopg
 
 from harvest_core.activity import RegisteredActivity
-from harvest_core.build import Build
+from harvest_core.build import ENQUEUE_OPTIONS, Build
 from harvest_core.connect import connected
 from harvest_core.duration import seconds
 from harvest_core.errors import (
     EnqueueError,
     HarvestError,
     LocalActivityError,
+    PayloadError,
     TaskFailedError,
     TaskNotFoundError,
     UnknownActivityError,
@@ -36,17 +37,6 @@ from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.enqueue import NewTask, enqueue_many
 from harvest_core.store.postgres.inspect import TaskStatus
 
-_OPTIONS = (
-    "queue",
-    "priority",
-    "delay",
-    "scheduled_at",
-    "key",
-    "max_attempts",
-    "start_to_close",
-    "heartbeat",
-    "elsewhere",
-)
 _INTEGER = 2**31
 _SECONDS = 300 * 365.25 * 86400
 _TEXT_BYTES = 1024
@@ -72,6 +62,9 @@ class Call:
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(activity, str | RegisteredActivity):
+            msg = f"{activity!r} is no activity: decorate the function with @app.activity, or pass a name"
+            raise EnqueueError(msg)
         self.activity = activity if isinstance(activity, str) else activity.name
         self.args, self.kwargs, self.options = args, kwargs or {}, options
 
@@ -235,6 +228,9 @@ class Client:
 
     async def set_setting(self, key: str, value: Json) -> int:
         """Set a runtime setting, tell every process that listens, and return its version."""
+        if not key.strip() or storable_text(key) != key:
+            msg = f"setting {key!r}: a key is text that is not blank, without NUL and halves of surrogate pairs"
+            raise PayloadError(msg)
         return await settings.write_setting(self.database, key, encode(value, f"setting {key!r}"))
 
     def _new_task(self, call: Call) -> NewTask:
@@ -262,10 +258,10 @@ class Client:
     def _stamped(self, name: str, options: dict[str, Any]) -> dict[str, Json]:
         """Take the plugins' options out of options and return the traits they become."""
         given: dict[str, dict[str, Any]] = {}
-        for option in [option for option in options if option not in _OPTIONS]:
+        for option in [option for option in options if option not in ENQUEUE_OPTIONS]:
             slug = self._build.enqueue_options.get(option)
             if slug is None:
-                known = [*_OPTIONS, *self._build.enqueue_options]
+                known = [*ENQUEUE_OPTIONS, *self._build.enqueue_options]
                 hint = near_match(option, known) or f"options are {', '.join(known)}"
                 msg = (
                     f"enqueue of {name!r}: no option {option!r}: {hint}; the activity's own keywords go through kwargs="

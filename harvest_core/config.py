@@ -36,7 +36,9 @@ def _named(words: str, pattern: str) -> Allowed:
     return Allowed(words, lambda text: re.fullmatch(pattern, text) is not None)
 
 
-_NotBlank = Annotated[str, Allowed("text that is not blank", lambda text: bool(text.strip()))]
+_NotBlank = Annotated[
+    str, Allowed("text that is not blank, without NUL", lambda text: bool(text.strip()) and "\x00" not in text)
+]
 _App = Annotated[str, _named("a module and its attribute, such as 'app:app'", r"[\w.]+:[\w.]+")]
 _Schema = Annotated[
     str,

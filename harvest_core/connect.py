@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -43,6 +44,10 @@ async def opened(config: Config, *, size: int = 4) -> AsyncIterator[Database]:
     dsn = config.harvest.dsn
     if dsn is None:
         _log.info("%s", embedded.NOTICE)
+        if os.environ.get("HARVEST_DSN"):
+            _log.warning(
+                "HARVEST_DSN is set and not heeded: this app is configured in code, where harvest.dsn is absent"
+            )
         server = await asyncio.to_thread(embedded.start, config.directory / ".harvest" / "postgres18")
         dsn = server.dsn
     try:

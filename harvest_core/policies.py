@@ -185,6 +185,10 @@ def implementation_problems(plugin: Plugin) -> list[Problem]:
     for name in dir(type(plugin)):
         options = manager.parse_hookimpl_opts(plugin, name) if not name.startswith("__") else None
         if options is None:
+            if name in HOOKS:
+                hint = "put @hookimpl on it, or give it another name"
+                message = f"{name} is named like a hook but not marked as one, so it would never be asked"
+                found.append(Problem("plugin.unmarked-hook", where, message, hint))
             continue
         specification = getattr(hookspecs, name, None) if name in HOOKS else None
         if specification is None:

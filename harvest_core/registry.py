@@ -49,7 +49,8 @@ def resolve(names: Sequence[str]) -> tuple[dict[str, type[Plugin]], list[Problem
         matching = [point for point in points if point.name == name]
         if not matching:
             known = sorted({point.name for point in points})
-            hint = near_match(name, known) or f"installed: {', '.join(known) or 'none'}; install its distribution"
+            bring = f"install its distribution, by custom harvest-{name.replace('_', '-')}"
+            hint = near_match(name, known) or f"installed: {', '.join(known) or 'none'}; {bring}"
             problems.append(Problem("plugin.unknown", "harvest.plugins", f"no plugin {name!r} is installed", hint))
         elif len({point.value for point in matching}) > 1:
             sources = " and ".join(sorted(_distribution(point) for point in matching))

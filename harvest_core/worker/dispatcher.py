@@ -107,10 +107,10 @@ class Dispatcher:
         lines = storable_text("".join(traceback.format_exception(error)))
         final = isinstance(error, (NonRetryableError, PayloadError, *activity.retry.non_retryable))
         if final or claim.attempt >= claim.max_attempts:
-            _log.warning("task %s (%s) failed at attempt %s: %s", claim.id, activity.name, claim.attempt, text)
+            _log.warning("task %s (%s) failed at attempt %s: %s", claim.id, activity.name, claim.attempt, text[:500])
             return Finished("failed", error=text, traceback=lines)
         wait = retry_wait(activity.retry, claim.attempt, self.random())
-        _log.info("task %s (%s) will be tried again in %.1f s: %s", claim.id, activity.name, wait, text)
+        _log.info("task %s (%s) will be tried again in %.1f s: %s", claim.id, activity.name, wait, text[:500])
         return Retried(wait, text, lines)
 
 

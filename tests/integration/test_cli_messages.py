@@ -295,7 +295,7 @@ def test_a_worker_line_that_cannot_be_understood(harvest: Harvest, words: list[s
         (
             ["--set", "worker.queues=[5]"],
             "config.wrong-type",
-            "command line: worker.queues[0]: expected text that is not blank, found 5 (whole number)",
+            "command line: worker.queues[0]: expected text that is not blank, without NUL, found 5 (whole number)",
         ),
         (
             ["--set", "worker.concurency=3"],
@@ -331,9 +331,9 @@ def test_a_database_that_is_away_at_start(folder: Path, harvest: Harvest) -> Non
     write(folder, "shop.py", PLAIN)
     said = harvest("worker", "run", "shop:app", "--set", f"harvest.dsn=postgresql://u:secret@127.0.0.1:{port}/x")
     assert said.error == (
-        f'the database at 127.0.0.1:{port}/x is away: connection failed: connection to server at "127.0.0.1", '
+        f'the database at 127.0.0.1:{port}/x cannot be used: connection failed: connection to server at "127.0.0.1", '
         f"port {port} failed: Connection refused Is the server running on that host and accepting TCP/IP "
-        "connections?; check that it runs and that the DSN (HARVEST_DSN) names it"
+        "connections?; check that it runs and that the DSN (HARVEST_DSN) is right"
     )
 
 
@@ -591,7 +591,10 @@ def test_check_probes_the_clauses(folder: Path, harvest: Harvest, harvest_databa
 @pytest.mark.parametrize(
     ("dsn", "problem"),
     [
-        ("postgresql://u:secret@127.0.0.1:1/x", "database.away  harvest.dsn: the database at 127.0.0.1:1/x is away: "),
+        (
+            "postgresql://u:secret@127.0.0.1:1/x",
+            "database.away  harvest.dsn: the database at 127.0.0.1:1/x cannot be used: ",
+        ),
         ("sqlite:///x.db", "database.unready  harvest.dsn: the SQLite backend cannot run tasks in this version ("),
     ],
 )

@@ -172,8 +172,16 @@ REFUSALS = {
         ("a",),
         "enqueue of 'send_mail': max_attempts is 0; expected a whole number from 1 to 2147483647",
     ),
-    "queue": ({"queue": " "}, ("a",), "enqueue of 'send_mail': queue is ' '; expected text that is not blank"),
-    "key nul": ({"key": "a\x00"}, ("a",), "enqueue of 'send_mail': key is 'a\\x00'; expected text that is not blank"),
+    "queue": (
+        {"queue": " "},
+        ("a",),
+        "enqueue of 'send_mail': queue is ' '; expected text that is not blank, without NUL",
+    ),
+    "key nul": (
+        {"key": "a\x00"},
+        ("a",),
+        "enqueue of 'send_mail': key is 'a\\x00'; expected text that is not blank, without NUL",
+    ),
     "key": (
         {"key": "x" * 1025},
         ("a",),
@@ -317,9 +325,9 @@ async def test_a_database_that_is_away_at_start(unused_tcp_port):
             async with opened:
                 pass
         message = str(caught.value)
-        assert message.startswith(f"the database at 127.0.0.1:{unused_tcp_port}/harvest is away: ")
+        assert message.startswith(f"the database at 127.0.0.1:{unused_tcp_port}/harvest cannot be used: ")
         assert "Connection refused" in message
-        assert message.endswith("; check that it runs and that the DSN (HARVEST_DSN) names it")
+        assert message.endswith("; check that it runs and that the DSN (HARVEST_DSN) is right")
         shown = caught.value
         while shown is not None:
             assert "s3cret" not in f"{shown!r} {shown}"

@@ -1,10 +1,13 @@
 """What is wrong with declared activities is told by `build`, all of it at once, and never by the decorator (B1)."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from harvest_core import BuildError, Harvest, LocalActivityError, Retry
+from harvest_core import BuildError, Call, EnqueueError, Harvest, LocalActivityError, Retry
+from harvest_core.plugin import Clause, Plugin, Tick
 
 
 def problems(app: Harvest) -> list[str]:
@@ -116,3 +119,55 @@ def test_a_local_activity_cannot_be_held() -> None:
         "cannot build: 1 problem\n  cost_hold.local-activity  plugins.cost_hold.activities: 'resize' is a local "
         "activity and runs inline; a hold cannot defer it"
     )
+
+
+def test_a_hook_without_its_mark_is_a_problem() -> None:
+    """A policy that is never asked because a decorator was forgotten would be switched off in silence."""
+
+    class Forgot(Plugin):
+        slug = "forgot"
+
+        def filter_clause(self, tick: Tick) -> list[Clause]:
+            return []
+
+    assert problems(Harvest({"harvest": {"plugins": [Forgot()]}})) == [
+        "plugin.unmarked-hook  plugin 'forgot': filter_clause is named like a hook but not marked as one, "
+        "so it would never be asked (put @hookimpl on it, or give it another name)"
+    ]
+
+
+def test_a_plugin_cannot_take_an_option_of_the_kernel() -> None:
+    """`queue=` of an enqueue is the kernel's."""
+
+    class Takes(Plugin):
+        slug = "takes"
+        enqueue_options = ("queue",)
+
+    assert problems(Harvest({"harvest": {"plugins": [Takes()]}})) == [
+        "plugin.option-twice  harvest.plugins: the kernel and takes both declare the enqueue option 'queue' "
+        "(disable one of them)"
+    ]
+
+
+def test_what_is_no_activity_cannot_be_called_for() -> None:
+    """The commonest slip, a function without its decorator, has words."""
+
+    def plain() -> None: ...
+
+    with pytest.raises(EnqueueError, match=r"is no activity: decorate the function with @app.activity, or pass a name"):
+        Call(plain)  # type: ignore[arg-type]
+
+
+def test_generators_and_nameless_callables_are_faults() -> None:
+    """What nobody would run through, and what has no name, is told at build."""
+    app = Harvest({})
+
+    @app.activity
+    def steps() -> Iterator[int]:
+        yield 1
+
+    app.activity(partial(print))
+    assert problems(app) == [
+        "activity.function  activity 'steps': function is a generator, which nobody would run through; return a value",
+        "activity.name  activity '': name is ''; expected text that is not blank",
+    ]

@@ -170,7 +170,8 @@ def test_every_bad_key_of_a_file_is_told_at_once(tmp_path):
             'config.wrong-type  harvest.toml: worker.shutdown_grace: expected a length of time up to "1d", '
             "found 'soon' (text)"
         ),
-        "config.out-of-range  harvest.toml: worker.name: expected text that is not blank, found ' ' (text)",
+        "config.out-of-range  harvest.toml: worker.name: "
+        "expected text that is not blank, without NUL, found ' ' (text)",
         "config.unknown-key  harvest.toml: worker.concurency: no such key (did you mean 'concurrency'?)",
         "config.unknown-key  harvest.toml: worke: no such key (did you mean 'worker'?)",
     ]
@@ -458,7 +459,8 @@ def test_a_bad_value_names_the_source_it_came_from():
     overrides = [("worker.concurency", "5"), ("worker", "5"), ("not a key", "5")]
     assert faults(None, environ=environ, overrides=overrides[:1] + overrides[2:]) == [
         "config.syntax  command line: not a key: not a key (write a dotted key such as worker.concurrency)",
-        "config.out-of-range  environment HARVEST_DSN: harvest.dsn: expected text that is not blank, found '' (text)",
+        "config.out-of-range  environment HARVEST_DSN: harvest.dsn: "
+        "expected text that is not blank, without NUL, found '' (text)",
         (
             "config.wrong-type  environment HARVEST_PLUGINS: harvest.plugins: expected a list, "
             "found '[flags, weights]' (text)"

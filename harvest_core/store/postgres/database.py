@@ -148,7 +148,9 @@ def unavailable(dsn: str, error: Exception) -> DatabaseUnavailableError:
     plain = re.fullmatch(r"[\w./-]*", host) and re.fullmatch(r"[\w-]*", name)
     where = f"{host or 'localhost'}:{parts.get('port', 5432)}/{name}" if plain else "the configured address"
     reason = " ".join(redacted(str(error)).split()) if plain else type(error).__name__
-    msg = f"the database at {where} is away: {reason}; check that it runs and that the DSN (HARVEST_DSN) names it"
+    msg = (
+        f"the database at {where} cannot be used: {reason}; check that it runs and that the DSN (HARVEST_DSN) is right"
+    )
     return DatabaseUnavailableError(msg)
 
 
