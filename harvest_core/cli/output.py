@@ -47,7 +47,7 @@ def answer(document: Any, *parts: RenderableType, as_json: bool) -> None:
         console.width = _WIDE  # a program reads it, line by line
     with console.capture() as captured:
         for part in parts:
-            console.print(part)
+            console.print(part, soft_wrap=isinstance(part, Text))  # a value stays one line, however long
     text = captured.get()
     if not console.is_terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())

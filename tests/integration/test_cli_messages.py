@@ -432,6 +432,8 @@ def test_runtime_settings(harvest: Harvest, project: str) -> None:
     )
     assert harvest("config", "set", "a", "1", "--jsn").usage == "Got unexpected extra argument (--jsn)"
     assert harvest("config", "set", " ", "1").usage == "KEY is blank"
+    assert harvest("config", "set", "long", "x y " * 5000 + "z").code == 0
+    assert harvest("config", "get", "long").out == "x y " * 5000 + "z\n", "one line, however long"
 
 
 def test_migrate(folder: Path, harvest: Harvest, project: str) -> None:
