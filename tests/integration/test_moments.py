@@ -7,8 +7,9 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from harvest_core import Harvest, Worker, current_task
+from harvest_core import DatabaseUnavailableError, Harvest, Worker, current_task
 from harvest_core.metrics import KernelMetrics
+from harvest_core.store.postgres import database
 from harvest_core.store.postgres.tasks import Released
 from harvest_core.worker.running import Running
 
@@ -159,3 +160,15 @@ async def test_a_server_with_dates_of_its_own_style(harvest_database: str) -> No
         task = await client.enqueue(work)
         await worker.run_once()
         assert await task.result(timeout=5) == 7
+
+
+async def test_a_statement_whose_answer_never_comes_is_cut(
+    harvest_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent server behind a living connection: the statement fails, and the next one runs (oban#493)."""
+    monkeypatch.setattr(database, "_SILENCE", 0.2)
+    app = app_of(harvest_database)
+    async with app.client() as client:
+        with pytest.raises(DatabaseUnavailableError):
+            await asyncio.wait_for(client.database.fetch("select pg_sleep(20)"), 10)
+        assert await client.database.fetch("select 1") == [(1,)]
