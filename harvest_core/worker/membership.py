@@ -68,16 +68,20 @@ class Membership:
         )
         await workers.publish_activities(self._database, self._build.runnable.values())
         self.asleep = False
-        loop = asyncio.get_running_loop()
+        loop, joined_as = asyncio.get_running_loop(), self.worker.id
 
         def pruned() -> None:
             with suppress(RuntimeError):  # the loop has ended, and with it all that could be lost
-                loop.call_soon_threadsafe(self._pruned)
+                loop.call_soon_threadsafe(self._was_pruned, joined_as)
 
         interval = self._settings.beat_interval
         self._heartbeat = Heartbeat(self._database, self.worker.id, interval, pruned, self._clock)
         self._heartbeat.observe(live)
         self._heartbeat.start()
+
+    def _was_pruned(self, worker_id: str) -> None:
+        if worker_id == self.worker.id:  # the last word of an earlier beat says nothing of the present row
+            self._pruned()
 
     def observe(self, live: Mapping[str, Json]) -> None:
         """Take the live facts of a tick, to be stored with the beat."""

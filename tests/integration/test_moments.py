@@ -172,3 +172,18 @@ async def test_a_statement_whose_answer_never_comes_is_cut(
         with pytest.raises(DatabaseUnavailableError):
             await asyncio.wait_for(client.database.fetch("select pg_sleep(20)"), 10)
         assert await client.database.fetch("select 1") == [(1,)]
+
+
+async def test_the_last_word_of_an_earlier_beat_does_not_prune_the_present_row(harvest_database: str) -> None:
+    """A beat that was on its way when the worker returned under a fresh id concerns the old id alone (K12)."""
+    app = app_of(harvest_database)
+    async with app.worker() as worker:
+        earlier: Any = worker._membership._heartbeat
+        await worker._membership.join()
+        earlier._pruned()
+        await asyncio.sleep(0.01)
+        assert worker._lost is False
+        present: Any = worker._membership._heartbeat
+        present._pruned()
+        await asyncio.sleep(0.01)
+        assert worker._lost is True
