@@ -61,6 +61,19 @@ class Worker:
 
 
 @attrs.frozen
+class Peer:
+    """Another live worker of the fleet, as this one saw it last.
+
+    Args:
+        worker: the worker.
+        free: its free slots; 0 for one that is draining.
+    """
+
+    worker: Worker
+    free: int
+
+
+@attrs.frozen
 class Tick:
     """One poll of one worker: all that a hook may judge by.
 
@@ -72,6 +85,8 @@ class Tick:
         turns: for every polled queue the last turn it took, or else the start it was given last, relative to the newest
             turn (so at most 0); 0 for each before the first claim.
         waiting: polled queues in which the last claim left a task this worker may take, rows held by others included.
+        busy: for every polled queue how many of its tasks run on this worker; absent where that is not known.
+        peers: the other live workers, a few seconds old at most; empty unless a plugin states `needs_peers`.
     """
 
     worker: Worker
@@ -79,6 +94,8 @@ class Tick:
     live: Mapping[str, Json] = attrs.field(factory=dict, converter=read_only)
     turns: Mapping[str, int] = attrs.field(factory=dict, converter=read_only)
     waiting: frozenset[str] = frozenset()
+    busy: Mapping[str, int] = attrs.field(factory=dict, converter=read_only)
+    peers: tuple[Peer, ...] = ()
 
 
 def _words(reasons: Iterable[str]) -> tuple[str, ...]:
@@ -86,18 +103,47 @@ def _words(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 @attrs.frozen
+class Budget:
+    """A share that every claim of the fleet draws from; reserved in the claim's own transaction, so exact under race.
+
+    Args:
+        name: unique in the fleet; begins with the plugin's slug and a colon. Skips of several activities may name one
+            budget, which they then share.
+        concurrency: the most tasks that may run at once, counted over the activities that name the budget; None for
+            any number.
+        starts: the most tasks that may start in any `period`; None for any number.
+        period: seconds.
+    """
+
+    name: str
+    concurrency: int | None = None
+    starts: int | None = None
+    period: float = 1.0
+
+
+@attrs.frozen
 class Skip:
-    """One activity that this claim must not take.
+    """One activity that this claim must not take, or only so many, or only so old tasks of.
+
+    What several skips say of one activity is united: each of them refuses what it refuses.
 
     Args:
         activity: its name. Workflows are never skipped (rule K5).
         reasons: why, as `code` or `code:detail`; at least one.
         hold: True where the refusal ends by itself (a hold), so that depth and age are also shown without it.
+        at_most: how many tasks the claim may take all the same, or the budget it draws them from.
+        unless_older: seconds; a task that has been due for at least so long is not refused.
+        unless_younger: seconds; a task that has been due for less than that is not refused.
+        recheck: seconds that a prefetched task waits under this skip before it is given back.
     """
 
     activity: str
     reasons: tuple[str, ...] = attrs.field(converter=_words)
     hold: bool = False
+    at_most: int | Budget = 0
+    unless_older: float | None = None
+    unless_younger: float | None = None
+    recheck: float = 5.0
 
 
 @attrs.frozen
@@ -133,12 +179,31 @@ class Turn:
         tier: lower tiers are drained first.
         start: the turn it took last, relative to the newest.
         step: how far one task moves it; 0 keeps it where it is.
+        most: the most tasks of this queue that the claim may take; None for no bound but the free slots.
     """
 
     queue: str
     tier: int
     start: int
     step: int
+    most: int | None = None
+
+
+@attrs.frozen
+class LaneLimit:
+    """The limits of the lanes of one name: `customer` limits each of `customer/7`, `customer/8` and so on for itself.
+
+    Args:
+        name: what stands before the first `/` in a lane.
+        concurrency: the most tasks of one lane that may run at once; None for any number where `starts` is given.
+        starts: the most tasks of one lane that may start in any `period`; None for any number.
+        period: seconds.
+    """
+
+    name: str
+    concurrency: int | None = 1
+    starts: int | None = None
+    period: float = 1.0
 
 
 @attrs.frozen

@@ -16,10 +16,13 @@ from harvest_core.errors import BuildError, EnqueueError, Problem, near_match
 from harvest_core.hookspecs import HOOK_API, hookimpl
 from harvest_core.model import (
     Activity,
+    Budget,
     BuildView,
     Clause,
     Feature,
     Json,
+    LaneLimit,
+    Peer,
     Route,
     Skip,
     Tick,
@@ -30,6 +33,7 @@ from harvest_core.model import (
 __all__ = [
     "HOOK_API",
     "Activity",
+    "Budget",
     "BuildError",
     "BuildView",
     "Clause",
@@ -37,7 +41,9 @@ __all__ = [
     "EnqueueError",
     "Feature",
     "Json",
+    "LaneLimit",
     "NoConfig",
+    "Peer",
     "Plugin",
     "Problem",
     "Refresh",
@@ -121,6 +127,7 @@ class Plugin:
         activity_options: keyword names it adds to `@app.activity(...)`, e.g. `requires`.
         enqueue_options: keyword names it adds to `client.enqueue(...)`, e.g. `flags`; given to `stamp`.
         worker_options: options it adds to `harvest worker run`.
+        needs_peers: True where its hooks judge by `tick.peers`, which is read only then.
     """
 
     slug: ClassVar[str]
@@ -130,6 +137,7 @@ class Plugin:
     activity_options: ClassVar[tuple[str, ...]] = ()
     enqueue_options: ClassVar[tuple[str, ...]] = ()
     worker_options: ClassVar[tuple[WorkerOption, ...]] = ()
+    needs_peers: ClassVar[bool] = False
 
     config: Any = attrs.field(factory=NoConfig)
 
@@ -150,4 +158,8 @@ class Plugin:
 
     def refreshes(self) -> Sequence[Refresh]:
         """Return what this plugin reads outside the claim path; asked once when a worker starts."""
+        return ()
+
+    def lanes(self) -> Sequence[LaneLimit]:
+        """Return the limits of lanes that this plugin's configuration declares; they are published at start."""
         return ()

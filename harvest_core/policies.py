@@ -19,13 +19,14 @@ from prometheus_client import CollectorRegistry
 
 from harvest_core import hookspecs
 from harvest_core.errors import HookError, PayloadError, Problem, near_match
-from harvest_core.model import Attributed, BuildView, Clause, Json, Skip, Tick, Turn
+from harvest_core.model import Attributed, Budget, BuildView, Clause, Json, Skip, Tick, Turn
 from harvest_core.payload import encode
 from harvest_core.plugin import Plugin
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 _BITS = 48  # the claim adds a step once a task: thousands of them stay within PostgreSQL's bigint
 _TIER_BITS = 31
+_LONGEST = 1e10
 LATE = 1.0
 """Seconds after which a hook of the claim has failed: it holds up the whole worker."""
 _AT_LEISURE = ("check_build", "publish", "metrics")
@@ -241,7 +242,33 @@ def _skip_fault(skip: Skip) -> str:
         return f"a skip names the activity {skip.activity!r}; expected its name"
     if not skip.reasons or not all(isinstance(reason, str) and reason for reason in skip.reasons):
         return f"the skip of {skip.activity!r} gives no reason; every refusal has words"
+    if not isinstance(skip.at_most, Budget) and not _is_whole(skip.at_most, 0):
+        return f"the skip of {skip.activity!r} has at_most {skip.at_most!r}; expected a whole number or a Budget"
+    for field in ("unless_older", "unless_younger", "recheck"):
+        value = getattr(skip, field)
+        if not (value is None and field != "recheck") and not _is_span(value):
+            return f"the skip of {skip.activity!r} has {field} {value!r}; expected seconds"
+    return _budget_fault(skip.at_most) if isinstance(skip.at_most, Budget) else ""
+
+
+def _budget_fault(budget: Budget) -> str:
+    if not isinstance(budget.name, str) or not budget.name:
+        return f"a budget has the name {budget.name!r}; expected text that begins with the plugin's slug"
+    for field in ("concurrency", "starts"):
+        value = getattr(budget, field)
+        if value is not None and not _is_whole(value, 0):
+            return f"the budget {budget.name!r} has {field} {value!r}; expected a whole number of 31 bits"
+    if not _is_span(budget.period) or budget.period <= 0:
+        return f"the budget {budget.name!r} has period {budget.period!r}; expected seconds above 0"
     return ""
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LONGEST  # NaN is neither
 
 
 def _clause_fault(clause: Clause) -> str:
@@ -270,4 +297,6 @@ def _turn_fault(turn: Turn) -> str:
             return f"the turn of queue {turn.queue!r} holds {number!r}; expected a whole number within {bits} bits"
     if turn.step < 0:
         return f"the turn of queue {turn.queue!r} has the negative step {turn.step}"
+    if turn.most is not None and not _is_whole(turn.most, 0):
+        return f"the turn of queue {turn.queue!r} has most {turn.most!r}; expected a whole number, or None"
     return ""

@@ -1,4 +1,8 @@
-"""Bring a database's schema to this version. Safe to run twice and from several processes at once."""
+"""Bring a database's schema to this version. Safe to run twice and from several processes at once.
+
+Migrations change tables and are never edited once released; `functions/` holds every function as this version has it,
+replaced together with the last migration. A function's old signature stays while workers of the version before call it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,11 @@ MIGRATIONS = tuple(
     )
 )
 NEWEST = MIGRATIONS[-1][0]
+FUNCTIONS = "set local check_function_bodies = off;\n" + "\n".join(
+    entry.read_text(encoding="utf-8")
+    for entry in sorted(files(__package__).joinpath("functions").iterdir(), key=lambda entry: entry.name)
+    if entry.name.endswith(".sql")
+)
 _LOCK = "select pg_advisory_xact_lock(hashtext('harvest.migrate'), hashtext(%s))"
 _VERSION = "select coalesce(max(version), 0) from {schema}.migrations"
 
@@ -38,7 +47,8 @@ async def migrate(database: Database) -> list[str]:
             await connection.execute(_LOCK, [database.schema])
             if await _has(connection, database, number):
                 continue
-            await connection.execute(_rendered(text, database.schema).encode(), prepare=False)
+            with_functions = f"{text};\n{FUNCTIONS}" if number == NEWEST else text
+            await connection.execute(_rendered(with_functions, database.schema).encode(), prepare=False)
             await connection.execute(
                 database.text("insert into {schema}.migrations (version, name) values (%s, %s)"), [number, name]
             )
