@@ -70,6 +70,8 @@ class Harvest:
         max_attempts: int | None = ...,
         retry: Retry | None = ...,
         start_to_close: str | float | None = ...,
+        schedule_to_start: str | float | None = ...,
+        schedule_to_close: str | float | None = ...,
         heartbeat: str | float | None = ...,
         **options: Any,
     ) -> Callable[[Callable[P, R]], RegisteredActivity[P, R]]: ...
@@ -83,6 +85,8 @@ class Harvest:
         max_attempts: int | None = None,
         retry: Retry | None = None,
         start_to_close: str | float | None = None,
+        schedule_to_start: str | float | None = None,
+        schedule_to_close: str | float | None = None,
         heartbeat: str | float | None = None,
         **options: Any,
     ) -> Any:
@@ -96,6 +100,9 @@ class Harvest:
             max_attempts: starts in all, 5 unless given here or in retry.
             retry: how failures are retried.
             start_to_close: the time one attempt may take, e.g. `"10m"`.
+            schedule_to_start: the time a due task may wait for its start; it runs on under a hold, and stands still
+                while the queue is paused.
+            schedule_to_close: the time from when a task is due to its end, all attempts included.
             heartbeat: the time between two heartbeats of an attempt, after which it counts as failed.
             options: activity options of the enabled plugins, e.g. `requires=`.
         """
@@ -114,6 +121,8 @@ class Harvest:
                 priority=priority,
                 retry=policy,
                 start_to_close=self._span(chosen, "start_to_close", start_to_close),
+                schedule_to_start=self._span(chosen, "schedule_to_start", schedule_to_start),
+                schedule_to_close=self._span(chosen, "schedule_to_close", schedule_to_close),
                 heartbeat=self._span(chosen, "heartbeat", heartbeat),
                 options=options,
             )

@@ -65,6 +65,11 @@ _Queues = Annotated[
 _Concurrency = Annotated[int, Allowed("a whole number from 1 to 10000", lambda number: 1 <= number <= 10_000)]
 _PollInterval = Annotated[Duration, Allowed('a length of time from "10ms" to "1h"', lambda span: 0.01 <= span <= 3600)]
 _Grace = Annotated[Duration, Allowed('a length of time up to "1d"', lambda span: span <= 86_400)]
+_Retention = Annotated[
+    Duration, Allowed('a length of time from "1h" to "36500d"', lambda span: 3600 <= span <= 36500 * 86_400)
+]
+_Crashes = Annotated[int, Allowed("a whole number from 1 to 1000", lambda number: 1 <= number <= 1000)]
+_Prefetch = Annotated[int, Allowed("a whole number from 0 to 10000", lambda number: 0 <= number <= 10_000)]
 _Lease = Annotated[Duration, Allowed('a length of time from "100ms" to "1d"', lambda span: 0.1 <= span <= 86_400)]
 
 
@@ -83,6 +88,7 @@ class HarvestTable:
         plugins: the enabled plugins: names of entry points, or plugin objects where the configuration is a mapping.
         order_owner: the plugin that orders queues where two of the enabled ones could.
         notify: False where LISTEN/NOTIFY cannot be used (K11).
+        retention: how long finished tasks are kept at least; they go by whole days, UTC (K13).
     """
 
     app: _App | None = None
@@ -91,6 +97,7 @@ class HarvestTable:
     plugins: tuple[_PluginName, ...] = ()
     order_owner: _NotBlank | None = None
     notify: bool = True
+    retention: _Retention = attrs.field(default=Duration(7 * 86_400.0))
 
 
 @attrs.frozen
@@ -105,6 +112,9 @@ class WorkerTable:
         worker_ttl: silence after which others take over its tasks (K12).
         beat_interval: time between two signs of life; a third of worker_ttl unless given, and never more.
         name: a label for people; None for one made from host and process.
+        max_crashes: deaths of workers that ran it after which a task fails as quarantined (K12).
+        prefetch: tasks it claims beyond its free slots, to start them without another claim (K15); 0 for none.
+        prefetch_ttl: time after which a prefetched task that has not started is given back.
     """
 
     queues: _Queues = ("default",)
@@ -116,6 +126,9 @@ class WorkerTable:
         default=attrs.Factory(lambda self: Duration(self.worker_ttl / 3), takes_self=True)
     )
     name: _NotBlank | None = None
+    max_crashes: _Crashes = 3
+    prefetch: _Prefetch = 0
+    prefetch_ttl: _Lease = attrs.field(default=Duration(30.0))
 
     def __attrs_post_init__(self) -> None:
         if self.beat_interval * 3 > self.worker_ttl * (1 + 1e-9):  # floats round a third

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from harvest_core import hookspecs
 from harvest_core.errors import HookError, PayloadError, Problem, near_match
-from harvest_core.model import Attributed, Budget, BuildView, Clause, Json, Skip, Tick, Turn
+from harvest_core.model import Attributed, Budget, BuildView, Clause, Json, LaneLimit, Skip, Tick, Turn
 from harvest_core.payload import encode
 from harvest_core.plugin import Plugin
 
@@ -129,9 +129,14 @@ class Policies:
         for slug in self.plugins:
             self._call(slug, "metrics", registry=registry)
 
-    def observes(self) -> bool:
-        """Tell whether any plugin has live facts."""
-        return any(hook == "observe" for _, hook in self.callers)
+    def lanes(self) -> Sequence[LaneLimit] | None:
+        """Return the limits of lanes that plugins declare, or None where no plugin has a say in it."""
+        declaring = [plugin for plugin in self.plugins.values() if type(plugin).lanes is not Plugin.lanes]
+        return [limit for plugin in declaring for limit in plugin.lanes()] if declaring else None
+
+    def needs_peers(self) -> bool:
+        """Tell whether any plugin judges by the other workers."""
+        return any(plugin.needs_peers for plugin in self.plugins.values())
 
     def _call(self, slug: str, hook: str, **arguments: Any) -> Any:
         caller = self.callers.get((slug, hook))
@@ -248,6 +253,10 @@ def _skip_fault(skip: Skip) -> str:
         value = getattr(skip, field)
         if not (value is None and field != "recheck") and not _is_span(value):
             return f"the skip of {skip.activity!r} has {field} {value!r}; expected seconds"
+    if skip.unless_older is not None and skip.at_most != 0:
+        return f"the skip of {skip.activity!r} has both unless_older and at_most; give two skips"
+    if skip.unless_younger is not None and skip.at_most == 0:
+        return f"the skip of {skip.activity!r} has unless_younger without at_most; only a cap can spare younger tasks"
     return _budget_fault(skip.at_most) if isinstance(skip.at_most, Budget) else ""
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import attrs
 
-from harvest_core.model import Attributed, Skip, Tick, Turn
+from harvest_core.errors import HookError
+from harvest_core.model import Attributed, Budget, Skip, Tick, Turn
 from harvest_core.policies import Policies
 
 
@@ -25,6 +26,8 @@ class Plan:
         skips: the skips with their plugins' slugs.
         clauses: the clauses with their plugins' slugs.
         closed: ids of routes on which a clause raised; they are not claimed from.
+        pool: `pending`, or `suspect` for tasks whose worker died while it ran them.
+        prefetch: seconds for which the tasks are taken without being started; None to start them.
     """
 
     worker: str
@@ -36,6 +39,14 @@ class Plan:
     skips: tuple[tuple[str, Skip], ...] = ()
     clauses: tuple[Attributed, ...] = ()
     closed: tuple[int, ...] = ()
+    pool: str = "pending"
+    prefetch: float | None = None
+
+    @property
+    def partial(self) -> tuple[Skip, ...]:
+        """The skips of claimable activities that refuse some of their tasks, not all."""
+        claimable = set(self.activities)
+        return tuple(skip for _, skip in self.skips if skip.activity in claimable)
 
 
 def plan(policies: Policies, tick: Tick, workflows: frozenset[str] = frozenset(), closed: tuple[int, ...] = ()) -> Plan:
@@ -53,7 +64,8 @@ def plan(policies: Policies, tick: Tick, workflows: frozenset[str] = frozenset()
     turns = policies.turns(tick)
     skips = policies.skips(tick)
     clauses = policies.clauses(tick)
-    skipped = {skip.activity for _, skip in skips}
+    skipped = {skip.activity for _, skip in skips if refuses_all(skip)}
+    _check_budgets(skips)
     return Plan(
         worker=tick.worker.id,
         free=tick.free,
@@ -65,3 +77,17 @@ def plan(policies: Policies, tick: Tick, workflows: frozenset[str] = frozenset()
         clauses=clauses,
         closed=closed,
     )
+
+
+def refuses_all(skip: Skip) -> bool:
+    """Tell whether a skip lets no task of its activity through, whatever its age."""
+    return skip.at_most == 0 and skip.unless_older is None
+
+
+def _check_budgets(skips: tuple[tuple[str, Skip], ...]) -> None:
+    known: dict[str, Budget] = {}
+    for slug, skip in skips:
+        budget = skip.at_most
+        if isinstance(budget, Budget) and known.setdefault(budget.name, budget) != budget:
+            detail = f"two skips give the budget {budget.name!r} different limits; a budget has one"
+            raise HookError(slug, "build_skip_list", detail)

@@ -15,9 +15,25 @@ from typing import Any
 import attrs
 
 from harvest_core.claim.planner import Plan
-from harvest_core.model import Attributed
+from harvest_core.model import Attributed, Budget, Skip
 
 _CLAIM = files(__package__).joinpath("claim.sql").read_text(encoding="utf-8")
+_ENTRIES = files(__package__).joinpath("entries.sql").read_text(encoding="utf-8")
+_ORDER = "order by e.lane, e.priority desc, e.due, e.head"
+_ARRAYS = "".join(
+    f",\n               array_agg(e.{column} {_ORDER}) as {name}"
+    for column, name in (("before", "befores"), ("cap_group", "cap_groups"))
+)
+_FURTHER = ", pool => %(pool)s::text, prefetch => %(prefetch)s::double precision, mosts => %(mosts)s::integer[]"
+_CAPS = (
+    ",\n        befores => s.befores, groups => s.cap_groups, group_names => %(capped)s::text[], "
+    "cap_groups => %(cap_groups)s::integer[],\n        cap_counters => %(cap_counters)s::integer[], "
+    "cap_untils => (select array_agg(now() - make_interval(secs => u.age) order by u.n)\n"
+    "            from unnest(%(cap_ages)s::double precision[]) with ordinality u(age, n)),\n        "
+    "counts => %(counts)s::integer[], budgets => %(budgets)s::text[], concurrencies => %(concurrencies)s::integer[],\n"
+    "        budget_starts => %(budget_starts)s::integer[], periods => %(periods)s::double precision[]"
+)
+_UNGUARDED = " and (e.kind <> 'activity' or e.name <> all(%(guarded)s::text[]))"
 
 
 @attrs.frozen
@@ -52,8 +68,15 @@ def claim_statement(plan: Plan, schema: str) -> Statement:
         values.update(clause_values(attributed))
     if plan.closed:
         values["closed"] = list(plan.closed)
+    mosts = None if plan.turns is None else [turn.most for turn in plan.turns]
+    further = plan.pool != "pending" or plan.prefetch is not None or any(most is not None for most in mosts or ())
+    if further or plan.partial:
+        values |= {"pool": plan.pool, "prefetch": plan.prefetch, "mosts": mosts}
+    if plan.partial:
+        values |= _cap_values(plan.partial)
     texts = tuple(clause_text(attributed) for attributed in plan.clauses)
-    return Statement(_text(schema, texts, guarded=bool(plan.closed)), values)
+    text = _text(schema, texts, plan.pool, guarded=bool(plan.closed), further=further, capped=bool(plan.partial))
+    return Statement(text, values)
 
 
 def verdict_statement(clauses: Sequence[Attributed], schema: str, routes: Sequence[int] | None = None) -> Statement:
@@ -88,11 +111,53 @@ def clause_values(attributed: Attributed) -> dict[str, Any]:
     return {f"{attributed.plugin}__{name}": value for name, value in attributed.clause.values.items()}
 
 
+def _cap_values(skips: Sequence[Skip]) -> dict[str, Any]:
+    """Return the arrays of ages, caps and counters, which the schema's function `claim` describes."""
+    ages: dict[str, float] = {}
+    capped: dict[str, int] = {}
+    caps: list[tuple[int, int, float | None]] = []
+    counters: list[Budget | int] = []
+    for skip in skips:
+        if skip.unless_older is not None:
+            ages[skip.activity] = max(skip.unless_older, ages.get(skip.activity, 0.0))
+            continue
+        group = capped.setdefault(skip.activity, len(capped) + 1)
+        shared = isinstance(skip.at_most, Budget) and skip.at_most in counters
+        if not shared:
+            counters.append(skip.at_most)
+        caps.append((group, counters.index(skip.at_most) + 1 if shared else len(counters), skip.unless_younger))
+    budgets = [counter if isinstance(counter, Budget) else None for counter in counters]
+    return {
+        "aged": list(ages),
+        "ages": list(ages.values()),
+        "guarded": sorted({skip.activity for skip in skips}),
+        "capped": list(capped),
+        "cap_groups": [group for group, _, _ in caps],
+        "cap_counters": [counter for _, counter, _ in caps],
+        "cap_ages": [age for _, _, age in caps],
+        "counts": [0 if isinstance(counter, Budget) else counter for counter in counters],
+        "budgets": [budget and budget.name for budget in budgets],
+        "concurrencies": [budget and budget.concurrency for budget in budgets],
+        "budget_starts": [budget and budget.starts for budget in budgets],
+        "periods": [budget and budget.period for budget in budgets],
+    }
+
+
 @lru_cache(maxsize=64)
-def _text(schema: str, clauses: tuple[str, ...], *, guarded: bool) -> str:
+def _text(schema: str, clauses: tuple[str, ...], pool: str, *, guarded: bool, further: bool, capped: bool) -> str:
     # A line break ends a comment in the clause; the parentheses keep an OR inside it.
     segments = "".join(f"\n    and (\n{clause}\n    )" for clause in clauses)
     if guarded:
         # AND has no order of evaluation; CASE has: a clause is not tried on a route on which one raised.
         segments = f"\n    and case when r.id = any(%(closed)s::bigint[]) then false else true{segments} end"
-    return _CLAIM.replace("{schema}", schema).replace("{clauses}", segments)
+    parts = {
+        "entries": _ENTRIES if capped else "",
+        "source": "entries" if capped else "eligible",
+        "arrays": _ARRAYS if capped else "",
+        "arguments": (_FURTHER if further or capped else "") + (_CAPS if capped else ""),
+        "unguarded": _UNGUARDED if capped else "",
+    }
+    text = _CLAIM
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    return text.replace("{schema}", schema).replace("{pool}", pool).replace("{clauses}", segments)

@@ -27,8 +27,8 @@ class CurrentTask:
         traits: what plugins stamped at enqueue, by slug.
         worker: the worker that runs it.
         live: the live facts its claim was judged by, by plugin slug.
-        cancelled: True once the attempt should stop: its claim was lost, its time is over, or the worker stops. A plain
-            function that runs long looks at it.
+        cancelled: True once the attempt should stop: it was cancelled, its claim was lost, its time is over, or the
+            worker stops. A plain function that runs long looks at it.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class CurrentTask:
         self.worker, self.live, self.cancelled = worker, live, False
         self.began = False
         self.stopped = False  # by the worker, as against by the activity itself
+        self.asked_to_stop = False  # by someone who cancelled the task
         self.thread: asyncio.Future[Any] | None = None  # a plain function's run that outlives its attempt
         self.lease: asyncio.Timeout | None = None  # runs out when no heartbeat comes
         self._claim, self._beat, self._loop = claim, beat, loop

@@ -60,6 +60,8 @@ class Dispatcher:
         except asyncio.CancelledError as error:
             if task.stopped:
                 return Released()
+            if task.asked_to_stop:
+                return Finished("cancelled")
             return self._failed(activity, claim, error, "CancelledError: the activity cancelled itself")
         except (KeyboardInterrupt, GeneratorExit):
             raise  # the process or its loop ends; others rescue the task

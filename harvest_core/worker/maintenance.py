@@ -1,4 +1,4 @@
-"""What every worker does for the fleet: rescue, partitions, idle routes, depth samples. Survives its own faults."""
+"""What every worker does for the fleet: rescue, partitions, retention, clean-up, depths. Survives its own faults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import attrs
 import psycopg
 
 from harvest_core.errors import DatabaseUnavailableError
@@ -17,6 +18,7 @@ from harvest_core.store.postgres.inspect import RouteDepth, route_depths
 
 _log = logging.getLogger("harvest")
 _BATCH = 1000
+_CAUSES = {"orphaned": "dead_worker", "timed_out": "timeout"}
 
 
 class Maintenance:
@@ -27,6 +29,8 @@ class Maintenance:
         metrics: counts what was done.
         interval: seconds between rounds of rescue.
         held: returns the names of activities that a hold defers at present.
+        max_crashes: deaths of workers after which a task is quarantined.
+        retention: seconds for which finished tasks are kept.
         sample: True to take depth samples each round.
         clock: monotonic seconds.
         sleep: waits between rounds.
@@ -39,13 +43,16 @@ class Maintenance:
         interval: float,
         held: Callable[[], frozenset[str]],
         *,
+        max_crashes: int,
+        retention: float,
         sample: bool,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._database, self._metrics, self._interval, self._held = database, metrics, interval, held
         self._clock, self._sleep, self._sample = clock, sleep, sample
-        self._due = {self._extend: 0.0, self._clean: clock() + 600.0}
+        self._max_crashes, self._retention = max_crashes, retention
+        self._due = {self._extend: clock() + 3600.0, self._prune: 0.0, self._clean: clock() + 600.0}
         self.depths: Mapping[str, QueueDepth] = {}
         """The newest sample of depths by queue."""
 
@@ -65,12 +72,14 @@ class Maintenance:
 
     async def _rescue(self) -> None:
         while True:
-            orphaned, timed_out = await tasks.rescue(self._database, _BATCH)
-            self._metrics.rescued.labels("dead_worker").inc(orphaned)
-            self._metrics.rescued.labels("timeout").inc(timed_out)
-            if orphaned or timed_out:
-                _log.warning("rescued %s tasks of dead workers and %s past their deadline", orphaned, timed_out)
-            if max(orphaned, timed_out) < _BATCH:
+            found = await tasks.rescue(self._database, _BATCH, max_crashes=self._max_crashes)
+            counts = attrs.asdict(found)
+            for cause, count in counts.items():
+                self._metrics.rescued.labels(_CAUSES.get(cause, cause)).inc(count)
+            if any(counts.values()):
+                told = ", ".join(f"{count} {cause}" for cause, count in counts.items() if count)
+                _log.warning("rescued tasks: %s", told)
+            if max(counts.values()) < _BATCH:
                 return
 
     async def _depths(self) -> None:
@@ -81,8 +90,13 @@ class Maintenance:
         await tasks.extend_finished(self._database)
         self._due[self._extend] = self._clock() + 3600.0
 
+    async def _prune(self) -> None:
+        dropped = await tasks.prune_finished(self._database, self._retention)
+        self._due[self._prune] = self._clock() + (60.0 if dropped is None else 3600.0)
+
     async def _clean(self) -> None:
         await tasks.remove_idle_routes(self._database)
+        await tasks.remove_leftovers(self._database)
         self._due[self._clean] = self._clock() + 600.0
 
 

@@ -67,6 +67,8 @@ class Membership:
             pid=os.getpid(),
         )
         await workers.publish_activities(self._database, self._build.runnable.values())
+        if (limits := policies.lanes()) is not None:
+            await workers.publish_lane_limits(self._database, limits)
         self.asleep = False
         loop, joined_as = asyncio.get_running_loop(), self.worker.id
 

@@ -16,11 +16,11 @@ from harvest_core.claim.planner import Plan, plan
 from harvest_core.claim.statement import claim_statement
 from harvest_core.errors import HookError
 from harvest_core.metrics import KernelMetrics
-from harvest_core.model import Attributed, Json, Tick, Worker
+from harvest_core.model import Attributed, Json, Peer, Tick, Worker
 from harvest_core.policies import Policies
 from harvest_core.store.postgres import probe, tasks
 from harvest_core.store.postgres.database import Database
-from harvest_core.store.postgres.tasks import ClaimResult
+from harvest_core.store.postgres.tasks import Claim, ClaimResult
 from harvest_core.worker.refresh import Refreshes
 
 _log = logging.getLogger("harvest")
@@ -48,6 +48,7 @@ class Poller:
         metrics: counts what was found.
         tried: the clauses that the database has accepted.
         poll_interval: seconds between promotions while none is known to be due.
+        peers: returns the other live workers as last seen.
         clock: monotonic seconds.
     """
 
@@ -60,11 +61,12 @@ class Poller:
         metrics: KernelMetrics,
         tried: Iterable[Attributed],
         poll_interval: float,
+        peers: Callable[[], tuple[Peer, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database, self._policies, self._refreshes = database, policies, refreshes
         self._observed, self._metrics, self._clock = observed, metrics, clock
-        self._poll_interval = poll_interval
+        self._poll_interval, self._peers, self._suspects = poll_interval, peers, False
         self._turns: dict[str, int] = {}
         self._waiting: frozenset[str] = frozenset()
         self._promote_at = 0.0
@@ -82,8 +84,14 @@ class Poller:
         """Return the seconds for which polling again would promote nothing, at most the poll interval."""
         return min(max(0.01, self._promote_at - self._clock()), self._poll_interval)
 
-    async def poll(self, worker: Worker, free: int) -> Poll:
+    async def poll(self, worker: Worker, free: int, busy: Mapping[str, int], *, suspect: bool) -> Poll:
         """Claim at most free tasks for a worker.
+
+        Args:
+            worker: whose claim it is.
+            free: its free slots.
+            busy: how many tasks of each queue it runs.
+            suspect: True where one of them may be a suspect, as none runs here.
 
         Raises:
             HookError: a policy cannot be judged; nothing was claimed.
@@ -91,16 +99,21 @@ class Poller:
         """
         if self._clock() >= self._promote_at:
             await self._promote()
-        live, planned = await self._plan(worker, free)
+        live, planned = await self._plan(worker, free, busy)
         await self._try_new_clauses(planned)
-        result = await self._claim(planned)
+        suspects = await self._claim_suspect(planned) if suspect else ()
+        if len(suspects) == free:
+            result = ClaimResult((), self._waiting, registered=True)
+        else:
+            result = await self._claim(attrs.evolve(planned, free=free - len(suspects)))
         self._turns = turns.next_turns(
             self._turns, planned.turns, [(claim.route.queue, claim.turn) for claim in result.claims]
         )
         self._waiting = result.waiting
-        for queue, count in Counter(claim.route.queue for claim in result.claims).items():
+        claims = (*suspects, *result.claims)
+        for queue, count in Counter(claim.route.queue for claim in claims).items():
             self._metrics.dispatched.labels(queue).inc(count)
-        return Poll(result, live, full=len(result.claims) == free)
+        return Poll(attrs.evolve(result, claims=claims), live, full=len(claims) == free)
 
     async def observe(self, worker: Worker) -> None:
         """Renew the live facts and what is held, without a claim: for a worker whose slots are all taken.
@@ -108,15 +121,23 @@ class Poller:
         Raises:
             HookError: a policy cannot be judged.
         """
-        await self._plan(worker, 1)
+        await self._plan(worker, 1, {})
 
-    async def _plan(self, worker: Worker, free: int) -> tuple[Mapping[str, Json], Plan]:
+    async def _claim_suspect(self, planned: Plan) -> tuple[Claim, ...]:
+        """Claim one suspect, where there are any; an empty answer means that none is for this worker now."""
+        if not self._suspects:
+            return ()
+        result = await self._claim(attrs.evolve(planned, pool="suspect", free=1))
+        self._suspects = bool(result.claims)
+        return tuple(attrs.evolve(claim, suspect=True) for claim in result.claims)
+
+    async def _plan(self, worker: Worker, free: int, busy: Mapping[str, int]) -> tuple[Mapping[str, Json], Plan]:
         await self._refreshes.before_claim()
         live = self._policies.live()
         self._observed(live)
         if not self._turns:
             self._turns = turns.first_turns(worker.queues)
-        tick = Tick(worker, free, live, self._turns, self._waiting)
+        tick = Tick(worker, free, live, self._turns, self._waiting, busy, self._peers())
         planned = plan(self._policies, tick, closed=self._closed_routes())
         self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
         return live, planned
@@ -164,8 +185,9 @@ class Poller:
         return tuple(sorted(self._closed))
 
     async def _promote(self) -> None:
-        promoted, next_due = await tasks.promote(self._database)
-        while promoted == tasks.PROMOTE_BATCH:
-            promoted, next_due = await tasks.promote(self._database)
-        wait = self._poll_interval if next_due is None else min(self._poll_interval, max(0.0, next_due))
+        found = await tasks.promote(self._database)
+        while found.count == tasks.PROMOTE_BATCH:
+            found = await tasks.promote(self._database)
+        self._suspects = found.suspects
+        wait = self._poll_interval if found.next_due is None else min(self._poll_interval, max(0.0, found.next_due))
         self._promote_at = self._clock() + wait

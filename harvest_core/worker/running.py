@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from harvest_core.metrics import KernelMetrics
@@ -46,6 +47,7 @@ class Running:
         self._metrics, self._concurrency, self._due_in = metrics, concurrency, due_in
         # By task and token: a thread left over from an attempt may outlast the start of the next one.
         self._tasks: dict[tuple[int, int], tuple[asyncio.Task[None], CurrentTask]] = {}
+        self._suspects: set[int] = set()
         self._changed = changed
         metrics.slots.labels("busy").set_function(lambda: len(self._tasks))
         metrics.slots.labels("free").set_function(lambda: self.free)
@@ -80,7 +82,26 @@ class Running:
         current = CurrentTask(claim, worker, live, beat, asyncio.get_running_loop())
         task = asyncio.create_task(self._run(claim, current))
         self._tasks[claim.id, claim.token] = (task, current)
+        if claim.suspect:
+            self._suspects.add(claim.token)
         task.add_done_callback(lambda _: self._ended(claim, current))
+
+    @property
+    def busy(self) -> Mapping[str, int]:
+        """How many tasks of each queue run here."""
+        return Counter(current.queue for _, current in self._tasks.values())
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a suspect runs here: no second one may."""
+        return bool(self._suspects)
+
+    def cancel(self, ids: Collection[int]) -> None:
+        """Cancel these tasks where they run here; one that completes all the same is completed."""
+        for task, current in self._tasks.values():
+            if current.id in ids and not current.asked_to_stop:
+                current.cancelled = current.asked_to_stop = True
+                task.cancel()
 
     def stop(self) -> None:
         """Cancel everything that runs; what ends by it is given back."""
@@ -121,4 +142,5 @@ class Running:
         if not current.began:
             self._finisher.add(claim, tasks.Released())
         self._tasks.pop((claim.id, claim.token), None)
+        self._suspects.discard(claim.token)
         self._changed.set()

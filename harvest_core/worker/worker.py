@@ -28,6 +28,7 @@ from harvest_core.worker.finisher import Finisher
 from harvest_core.worker.listener import listen
 from harvest_core.worker.maintenance import Maintenance
 from harvest_core.worker.membership import Membership
+from harvest_core.worker.peers import Peers
 from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
 from harvest_core.worker.running import Running
@@ -35,6 +36,8 @@ from harvest_core.worker.running import Running
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
 _MOST_UNWRITTEN = 10_000
+_LOOK_FOR_CANCELLED, _LOOK_FOR_CANCELLED_UNTOLD = 5.0, 1.0
+"""Seconds between two looks for cancelled tasks, with and without notifications."""
 _AFTER_GRACE = 1.2
 """Seconds that cancelled tasks, the last outcomes and the farewell get after the grace."""
 
@@ -64,6 +67,7 @@ class Worker:
         self._exit_by: float | None = None
         self._wake, self._changed = asyncio.Event(), asyncio.Event()
         self._stopping, self._now = asyncio.Event(), asyncio.Event()
+        self._cancellations = asyncio.Event()
         self._lost = False
         self._troubles = self._contended = 0
         self._reconcile_at = clock() + _RECONCILE_EVERY
@@ -115,12 +119,14 @@ class Worker:
             if self._stopping.is_set():
                 break
             idle = self._running.idle  # what ends while the poll is under way may have enqueued more
+            if idle:
+                self._poller.look_for_due()  # a task with a lane becomes pending by that alone
             poll = await self._poll()
             if poll.full:
                 continue
             if not self._running.idle:
                 await self._running.change()
-            elif idle and not poll.result.waiting:
+            elif idle and not poll.result.waiting and not poll.result.claims:
                 break
             elif poll.result.waiting and not poll.result.claims:
                 await self._sleep(0.02)  # another claim holds the last rows for a moment
@@ -150,6 +156,10 @@ class Worker:
         self._stack.push_async_callback(lambda: self._bounded(self._membership.leave()))
         self._stack.callback(self._membership.stop_beating)
         await self._membership.join()
+        await tasks.extend_finished(self._database)  # a task may have to end before the first round of maintenance
+        self._peers = Peers(self._database, lambda: self.identity.id, self._sleep)
+        if policies.needs_peers():
+            await self._peers.look()
         tick = Tick(self.identity, live=policies.live())
         if problems := await probe(self._database, policies, tick):
             raise BuildError(problems)
@@ -161,6 +171,7 @@ class Worker:
             self._metrics,
             policies.clauses(tick),
             self._settings.poll_interval,
+            lambda: self._peers.seen,
             self._clock,
         )
         self._start_duties()
@@ -168,7 +179,13 @@ class Worker:
     def _start_duties(self) -> None:
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
-            self._database, self._metrics, interval, lambda: self._poller.held, sample=self._sample
+            self._database,
+            self._metrics,
+            interval,
+            lambda: self._poller.held,
+            max_crashes=self._settings.max_crashes,
+            retention=self._build.config.harvest.retention,
+            sample=self._sample,
         )
         if self._sample:
             DepthCollector(self._build.registry, lambda: maintenance.depths)
@@ -178,6 +195,9 @@ class Worker:
         background.add("maintenance", maintenance.run)
         background.add("refreshes", self._refreshes.run)
         background.add("watch", self._watch)
+        background.add("cancellations", self._watch_for_cancellations)
+        if self._build.policies.needs_peers():
+            background.add("peers", self._peers.run)
         if self._build.config.harvest.notify:
             connected_gauge = self._metrics.listening.set
             background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))
@@ -221,7 +241,9 @@ class Worker:
             await self._membership.join()
             self._lost = False
         await self._reconcile()
-        poll = await self._poller.poll(self.identity, self._running.free)
+        poll = await self._poller.poll(
+            self.identity, self._running.free, self._running.busy, suspect=not self._running.suspect
+        )
         if not poll.result.registered:
             self._was_pruned()
         for claim in poll.result.claims:
@@ -275,6 +297,8 @@ class Worker:
         kind, _, key = payload.partition(":")
         if payload == "" or kind == "setting":
             self._refreshes.setting_changed(key)
+        if payload == "" or (kind == "cancel" and key == self.identity.id):
+            self._cancellations.set()
         if payload == "" or payload in self.identity.queues:
             self._look_again()
 
@@ -308,6 +332,16 @@ class Worker:
             if self._running.free <= 0:
                 with suppress(HookError):  # the next poll counts and tells it
                     await self._poller.observe(self.identity)
+
+    async def _watch_for_cancellations(self) -> None:
+        """Look for cancelled tasks among those that run here: when told, and now and then."""
+        every = _LOOK_FOR_CANCELLED if self._build.config.harvest.notify else _LOOK_FOR_CANCELLED_UNTOLD
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._cancellations.wait(), every)
+            self._cancellations.clear()
+            if self._running.busy:
+                self._running.cancel(await tasks.asked_to_stop(self._database, self.identity.id))
 
     # ------------------------------------------------------------------------------------------------ stopping
 

@@ -244,18 +244,17 @@ def test_a_second_owner_is_what_that_law_looks_for(monkeypatch):
 
 def test_a_kernel_without_parentheses_is_what_the_law_on_widening_looks_for(claim_runner, monkeypatch):
     """K4: where an OR in another plugin's clause could leak, the law would say so."""
-    monkeypatch.setattr(
-        "harvest_core.claim.statement._text", lambda schema, clauses, guarded: unwrapped(schema, clauses)
-    )
+    from harvest_core.claim import statement
+
+    wrapped = statement._text
+
+    def unwrapped(schema, clauses, pool, **form):
+        text = "".join(f"\n    and \n{clause}\n" for clause in clauses)
+        return wrapped(schema, ("here",), pool, **form).replace("\n    and (\nhere\n    )", text)
+
+    monkeypatch.setattr(statement, "_text", unwrapped)
     with pytest.raises(AssertionError, match="plugin 'region': "):
         contract_of(Region).test_it_never_widens(claim_runner)
-
-
-def unwrapped(schema, clauses):
-    from harvest_core.claim.statement import _CLAIM
-
-    text = "".join(f"\n    and \n{clause}\n" for clause in clauses)
-    return _CLAIM.replace("{schema}", schema).replace("{clauses}", text)
 
 
 def test_a_contract_without_a_plugin_says_what_to_write():

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import attrs
 import psycopg
 import pytest
 
@@ -28,13 +29,11 @@ class Claimer:
     def __init__(self, database, identity, workflows):
         self.database, self.identity, self.workflows = database, identity, workflows
 
-    def statement(self, n=1, *, policies=None, closed=()):
+    def statement(self, n=1, *, policies=None, closed=(), **changes):
         """Return the claim as this worker would run it."""
         tick = Tick(self.identity, n)
-        return claim_statement(
-            plan(policies or Policies({}, {}, None), tick, workflows=self.workflows, closed=closed),
-            self.database.quoted,
-        )
+        planned = plan(policies or Policies({}, {}, None), tick, workflows=self.workflows, closed=closed)
+        return claim_statement(attrs.evolve(planned, **changes), self.database.quoted)
 
     async def claim(self, n=1, **options):
         """Claim and return the whole result."""

@@ -15,6 +15,12 @@ OUTCOMES = {
 }
 
 
+async def rescued(kernel, **options):
+    """Rescue and return how many claims of dead workers and how many late attempts were taken back."""
+    found = await tasks.rescue(kernel.database, **options)
+    return found.orphaned, found.timed_out
+
+
 async def row(kernel):
     return await kernel.sql("select to_jsonb(t) from tasks t order by id")
 
@@ -186,7 +192,7 @@ async def test_rescue_too_makes_a_missing_partition(kernel):
     dead = await kernel.claimer("work")
     await kernel.sql("update tasks set worker_id = %s where max_attempts = 5", [dead.identity.id])
     await kernel.sql("delete from workers where id = %s", [dead.identity.id])
-    assert await tasks.rescue(kernel.database, slack=0.0) == (1, 1)
+    assert await rescued(kernel, slack=0.0) == (1, 1)
     assert await kernel.states() == {"pending": 1, "failed": 1}
 
 
@@ -214,18 +220,19 @@ async def age(kernel, claimer, seconds):
 
 @pytest.mark.matrix
 async def test_a_dead_workers_tasks_are_taken_back(kernel):
-    """After its ttl a silent worker's tasks are pending again, the attempt counted, its late finish void (K12)."""
+    """After its ttl a silent worker's tasks are suspects, the attempt counted, its late finish void (K12)."""
     await kernel.enqueue(count=3)
     dead, alive = await kernel.claimer("work", ttl=10.0), await kernel.claimer("work", ttl=10.0)
     lost = await dead.take(2)
     (kept,) = await alive.take(1)
     await age(kernel, dead, 9.0)
-    assert await tasks.rescue(kernel.database) == (0, 0)
+    assert await rescued(kernel) == (0, 0)
     await age(kernel, dead, 2.0)
-    assert await tasks.rescue(kernel.database) == (2, 0)
+    assert await rescued(kernel) == (2, 0)
     assert await dead.finish(lost) == set()
     assert await alive.finish([kept]) == {kept.id}
-    assert [claim.attempt for claim in await alive.take(5)] == [2, 2]
+    assert await alive.take(5) == []
+    assert [claim.attempt for claim in await alive.take(5, pool="suspect")] == [2, 2]
 
 
 async def test_tasks_of_an_unknown_worker_are_taken_back(kernel):
@@ -234,7 +241,7 @@ async def test_tasks_of_an_unknown_worker_are_taken_back(kernel):
     worker = await kernel.claimer("work")
     await worker.take()
     await workers.remove(kernel.database, worker.identity.id)
-    assert await tasks.rescue(kernel.database) == (1, 0)
+    assert await rescued(kernel) == (1, 0)
 
 
 @pytest.mark.matrix
@@ -243,7 +250,7 @@ async def test_rescue_moves_back_names_it_does_not_know(kernel):
     route = await kernel.route(queue="elsewhere", kind="strange", name="nobody knows")
     (task,) = await kernel.rows(route, 1)
     await kernel.sql("update tasks set state = 'running', token = 1, worker_id = gen_random_uuid(), attempt = 9")
-    assert await tasks.rescue(kernel.database) == (1, 0)
+    assert await rescued(kernel) == (1, 0)
     rows = await kernel.sql("select id, state::text, attempt, token, worker_id, deadline, error from tasks")
     assert rows == [(task, "pending", 9, None, None, None, None)]
 
@@ -256,8 +263,8 @@ async def test_rescue_pages_past_rows_it_cannot_take(kernel):
     await kernel.sql("update tasks set state = 'running', token = 1, worker_id = gen_random_uuid()")
     blocker = await kernel.connection(autocommit=False)
     await blocker.execute("select 1 from tasks where id = any(%s) for update", [ids[:6]])
-    assert await asyncio.wait_for(tasks.rescue(kernel.database, batch=4), 5) == (4, 0)
-    assert await asyncio.wait_for(tasks.rescue(kernel.database, batch=4), 5) == (2, 0)
+    assert await asyncio.wait_for(rescued(kernel, batch=4), 5) == (4, 0)
+    assert await asyncio.wait_for(rescued(kernel, batch=4), 5) == (2, 0)
     pending = [row[0] for row in await kernel.sql("select id from tasks where state = 'pending' order by id")]
     assert pending == ids[6:]
 
@@ -269,8 +276,8 @@ async def test_late_attempts_page_likewise(kernel):
     ids = sorted(claim.id for claim in await worker.take(6))
     blocker = await kernel.connection(autocommit=False)
     await blocker.execute("select 1 from tasks where id = any(%s) for update", [ids[:3]])
-    assert await asyncio.wait_for(tasks.rescue(kernel.database, batch=2, slack=0.0), 5) == (0, 2)
-    assert await asyncio.wait_for(tasks.rescue(kernel.database, batch=2, slack=0.0), 5) == (0, 1)
+    assert await asyncio.wait_for(rescued(kernel, batch=2, slack=0.0), 5) == (0, 2)
+    assert await asyncio.wait_for(rescued(kernel, batch=2, slack=0.0), 5) == (0, 1)
     assert await kernel.states() == {"running": 3, "scheduled": 3}
 
 
@@ -283,7 +290,7 @@ async def test_rescue_ends_attempts_past_their_deadline(kernel):
     await kernel.enqueue()
     worker = await kernel.claimer("work")
     late = await worker.take(4)
-    assert await tasks.rescue(kernel.database, slack=0.0) == (0, 3)
+    assert await rescued(kernel, slack=0.0) == (0, 3)
     rows = await kernel.sql("select state::text, attempt, error, scheduled_at > now() from tasks order by id")
     assert rows == [
         ("scheduled", 1, "TimeoutError: start_to_close of 0.001 s has passed", True),
@@ -304,7 +311,7 @@ async def test_rescue_waits_as_the_activity_says(kernel):
     await kernel.sql("update tasks set attempt = 1")
     worker = await kernel.claimer("work")
     await worker.take(1)
-    await tasks.rescue(kernel.database, slack=0.0)
+    await rescued(kernel, slack=0.0)
     assert (
         await kernel.one("select round(extract(epoch from scheduled_at - now()) / 10)::integer * 10 from tasks") == 150
     )
@@ -315,8 +322,8 @@ async def test_racing_rescuers_move_each_task_once(kernel):
     route = await kernel.route()
     await kernel.rows(route, 300)
     await kernel.sql("update tasks set state = 'running', token = 1, worker_id = gen_random_uuid()")
-    moved = await asyncio.gather(*(tasks.rescue(kernel.database, batch=100) for _ in range(4)))
-    while (more := await tasks.rescue(kernel.database, batch=100)) != (0, 0):
+    moved = await asyncio.gather(*(rescued(kernel, batch=100) for _ in range(4)))
+    while (more := await rescued(kernel, batch=100)) != (0, 0):
         moved.append(more)
     assert sum(orphaned for orphaned, _ in moved) == 300
 
@@ -327,10 +334,10 @@ async def test_silent_workers_are_pruned_after_their_tasks(kernel):
     dead, alive = await kernel.claimer("work", ttl=10.0), await kernel.claimer("work", ttl=10.0)
     await dead.take()
     await age(kernel, dead, 15.0)
-    await tasks.rescue(kernel.database)
+    await rescued(kernel)
     assert await kernel.one("select count(*) from workers") == 2
     await age(kernel, dead, 15.0)
-    await tasks.rescue(kernel.database)
+    await rescued(kernel)
     assert await kernel.sql("select id::text from workers") == [(alive.identity.id,)]
 
 

@@ -61,8 +61,8 @@ async def test_claims_that_arrive_after_a_prune_are_given_back(harvest_database:
         old, poller = worker.identity.id, worker._poller
         poll = poller.poll
 
-        async def pruned_meanwhile(*arguments: Any) -> Any:
-            found = await poll(*arguments)
+        async def pruned_meanwhile(*arguments: Any, **options: Any) -> Any:
+            found = await poll(*arguments, **options)
             poller.poll = poll  # type: ignore[method-assign]
             worker._was_pruned()
             return found
@@ -95,8 +95,8 @@ async def test_a_follow_up_that_comes_while_a_claim_is_under_way_is_run(harvest_
         poller = worker._poller
         poll, polls = poller.poll, []
 
-        async def late(*arguments: Any) -> Any:
-            found = await poll(*arguments)
+        async def late(*arguments: Any, **options: Any) -> Any:
+            found = await poll(*arguments, **options)
             polls.append(found)
             if len(polls) == 2:  # asked after `tiny`, while `first` runs, enqueues and ends
                 began.set()
@@ -131,7 +131,7 @@ async def test_a_run_that_is_stopped_before_its_first_step_frees_its_slot(harves
 
     async with app.client() as client, app.worker() as worker:
         await client.enqueue(work)
-        (claim,) = (await worker._poller.poll(worker.identity, 1)).result.claims
+        (claim,) = (await worker._poller.poll(worker.identity, 1, {}, suspect=False)).result.claims
         outcomes: Any = Outcomes()
         dispatcher: Any = None  # never reached
         metrics = KernelMetrics(CollectorRegistry())

@@ -16,7 +16,7 @@ from harvest_core.store.postgres.database import Database
 class NewTask:
     """One task as it is written; None leaves a value to the activity's published default.
 
-    `args`, `kwargs` and `traits` are JSON text; `delay`, `start_to_close` and `heartbeat` seconds.
+    `args`, `kwargs` and `traits` are JSON text; `delay`, `key_period` and all limits of time are seconds.
     """
 
     name: str
@@ -31,13 +31,20 @@ class NewTask:
     max_attempts: int | None = None
     start_to_close: float | None = None
     heartbeat: float | None = None
+    lane: str | None = None
+    key_period: float | None = None
+    on_conflict: str = "ignore"
+    schedule_to_start: float | None = None
+    schedule_to_close: float | None = None
 
 
 _ENQUEUE = (
     "select task_id, created from {schema}.enqueue_many(%(name)s::text[], %(args)b::text[]::jsonb[], "
     "%(kwargs)b::text[]::jsonb[], %(queue)s::text[], %(priority)s::integer[], %(scheduled_at)s::timestamptz[], "
     "%(delay)s::float8[], %(key)s::text[], %(traits)b::text[]::jsonb[], %(max_attempts)s::integer[], "
-    "%(start_to_close)s::float8[], %(heartbeat)s::float8[], %(notify)s::boolean)"
+    "%(start_to_close)s::float8[], %(heartbeat)s::float8[], %(notify)s::boolean, %(lane)s::text[], "
+    "%(key_period)s::float8[], %(on_conflict)s::text[], %(schedule_to_start)s::float8[], "
+    "%(schedule_to_close)s::float8[])"
 )
 _COLUMNS = tuple(field.name for field in attrs.fields(NewTask))
 

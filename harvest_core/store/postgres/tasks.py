@@ -22,7 +22,8 @@ class Claim:
     """One task in the hands of one worker, until its token is no longer the task's.
 
     Times are the database's; `start_to_close` and `heartbeat` are seconds or None; `turn` is relative to the newest
-    turn before this claim; `fault` says why the task cannot be run, and is empty as a rule.
+    turn before this claim; `fault` says why the task cannot be run, and is empty as a rule; `suspect`: a worker died
+    while it ran the task.
     """
 
     route: Route
@@ -39,6 +40,7 @@ class Claim:
     kwargs: Mapping[str, Any]
     turn: int
     fault: str = ""
+    suspect: bool = False
 
 
 @attrs.frozen
@@ -157,23 +159,86 @@ PROMOTE_BATCH = 1000
 """Most tasks that one promotion moves."""
 
 
-async def promote(database: Database) -> tuple[int, float | None]:
-    """Move due tasks to pending; return how many, and the seconds until the next is due (None: none is scheduled)."""
-    promoted, next_due = (await database.fetch("select * from {schema}.promote(%s::integer)", [PROMOTE_BATCH]))[0]
-    return promoted, next_due
+@attrs.frozen
+class Promoted:
+    """What a promotion found.
+
+    Args:
+        count: how many tasks became pending or entered their lane.
+        next_due: seconds until the next task is due or a lane opens; None where none is scheduled.
+        suspects: there are tasks whose worker died while it ran them.
+    """
+
+    count: int
+    next_due: float | None
+    suspects: bool
 
 
-async def rescue(database: Database, batch: int = 1000, slack: float = 1.0) -> tuple[int, int]:
-    """Take back claims of dead workers and end attempts past their deadline; return how many of each."""
-    orphaned, timed_out = (
-        await _fetch_finishing(database, "select * from {schema}.rescue(%s::integer, %s::float8)", [batch, slack])
-    )[0]
-    return orphaned, timed_out
+async def promote(database: Database) -> Promoted:
+    """Move due tasks to pending, or into their lanes."""
+    return Promoted(*(await database.fetch("select * from {schema}.promote_due(%s::integer)", [PROMOTE_BATCH]))[0])
+
+
+@attrs.frozen
+class Rescued:
+    """What a round of rescue did.
+
+    Args:
+        orphaned: claims of dead workers taken back.
+        quarantined: tasks among them that failed because too many workers died while they ran it.
+        timed_out: attempts that ran out of time.
+        overdue: tasks that ended because they had not started in time.
+    """
+
+    orphaned: int
+    quarantined: int
+    timed_out: int
+    overdue: int
+
+
+async def rescue(database: Database, batch: int = 1000, slack: float = 1.0, max_crashes: int = 3) -> Rescued:
+    """Take back claims of dead workers and end what is out of time, at most batch of each kind."""
+    text = "select * from {schema}.rescue_tasks(%s::integer, %s::float8, %s::integer)"
+    return Rescued(*(await _fetch_finishing(database, text, [batch, slack, max_crashes]))[0])
+
+
+async def asked_to_stop(database: Database, worker_id: str) -> set[int]:
+    """Return the tasks that a worker runs and that were cancelled."""
+    text = (
+        "select t.id from {schema}.tasks t "
+        "where t.worker_id = %s::uuid and t.cancelled_at is not null and t.state = 'running'"
+    )
+    return {row[0] for row in await database.fetch(text, [worker_id])}
+
+
+async def start_claims(database: Database, claims: Sequence[Claim]) -> list[Claim]:
+    """Begin prefetched claims and return those that are still held, with their attempt."""
+    values = {"ids": [claim.id for claim in claims], "tokens": [claim.token for claim in claims]}
+    text = "select * from {schema}.start_claims(%(ids)s::bigint[], %(tokens)s::bigint[])"
+    begun = {task: rest for task, *rest in await _fetch_finishing(database, text, values)}
+    return [
+        attrs.evolve(claim, attempt=begun[claim.id][0], start_to_close=begun[claim.id][1])
+        for claim in claims
+        if claim.id in begun
+    ]
 
 
 async def extend_finished(database: Database, days: int = 7) -> int:
     """Make the partitions of `finished` for the days ahead; return how many were made."""
     return int((await database.fetch("select {schema}.extend_finished(%s::integer)", [days]))[0][0])
+
+
+async def prune_finished(database: Database, keep: float) -> int | None:
+    """Drop the partitions of `finished` that are older than keep seconds; None where someone was in the way."""
+    try:
+        return int((await database.fetch("select {schema}.prune_finished(%s::float8)", [keep]))[0][0])
+    except psycopg.errors.LockNotAvailable:
+        return None
+
+
+async def remove_leftovers(database: Database) -> int:
+    """Remove expired keys and the memory of idle lanes; return how many."""
+    return int((await database.fetch("select {schema}.remove_leftovers()"))[0][0])
 
 
 async def remove_idle_routes(database: Database) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from psycopg.types.json import Jsonb
 
-from harvest_core.model import Activity, Json, Worker
+from harvest_core.model import Activity, Json, LaneLimit, Peer, Worker
 from harvest_core.store.postgres.database import Database
 
 BEAT = (
@@ -17,6 +17,38 @@ BEAT = (
 )
 """One beat. `age`: seconds since the live facts were observed. No row: the worker was pruned, or so late that others
 may have taken its tasks already."""
+
+_DEFAULTS = (
+    "queue",
+    "priority",
+    "max_attempts",
+    "retry_initial",
+    "retry_factor",
+    "retry_maximum",
+    "retry_jitter",
+    "start_to_close",
+    "heartbeat",
+    "schedule_to_start",
+    "schedule_to_close",
+)
+_PUBLISH = (
+    f"insert into {{schema}}.activities as a (name, {', '.join(_DEFAULTS)}) "  # noqa: S608 - constant names
+    f"values (%(name)s, {', '.join(f'%({column})s' for column in _DEFAULTS)}) on conflict (name) do update set "
+    f"{', '.join(f'{column} = excluded.{column}' for column in _DEFAULTS)} where a.* is distinct from excluded.*"
+)
+_PUBLISH_LANES = """
+with wanted as (
+    select * from unnest(%(names)s::text[], %(concurrencies)s::integer[], %(starts)s::integer[], %(periods)s::float8[])
+        w(name, concurrency, starts, period)
+), gone as (
+    delete from {schema}.lane_limits l where l.name not in (select w.name from wanted w)
+)
+insert into {schema}.lane_limits as l select w.* from wanted w
+on conflict (name) do update
+    set concurrency = excluded.concurrency, starts = excluded.starts, period = excluded.period
+    where l.* is distinct from excluded.*
+returning 1
+"""
 
 
 @attrs.frozen
@@ -46,6 +78,11 @@ class WorkerRow:
     draining: bool
     host: str
     pid: int
+
+    @property
+    def peer(self) -> Peer:
+        """The worker as others judge by it: one that drains has no free slot."""
+        return Peer(self.worker, 0 if self.draining else max(0, self.concurrency - self.running))
 
 
 async def register(
@@ -86,27 +123,33 @@ async def publish_activities(database: Database, activities: Iterable[Activity])
     async with database.connection() as connection, connection.transaction():
         for activity in sorted(activities, key=lambda activity: activity.name):
             await connection.execute(
-                database.text(
-                    "insert into {schema}.activities as a values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
-                    "on conflict (name) do update set queue = excluded.queue, priority = excluded.priority, "
-                    "max_attempts = excluded.max_attempts, retry_initial = excluded.retry_initial, "
-                    "retry_factor = excluded.retry_factor, retry_maximum = excluded.retry_maximum, "
-                    "retry_jitter = excluded.retry_jitter, start_to_close = excluded.start_to_close, "
-                    "heartbeat = excluded.heartbeat where a.* is distinct from excluded.*"
-                ),
-                [
-                    activity.name,
-                    activity.queue,
-                    activity.priority,
-                    activity.retry.max_attempts,
-                    activity.retry.initial,
-                    activity.retry.factor,
-                    activity.retry.maximum,
-                    activity.retry.jitter,
-                    activity.start_to_close,
-                    activity.heartbeat,
-                ],
+                database.text(_PUBLISH),
+                {
+                    "name": activity.name,
+                    "queue": activity.queue,
+                    "priority": activity.priority,
+                    "max_attempts": activity.retry.max_attempts,
+                    "retry_initial": activity.retry.initial,
+                    "retry_factor": activity.retry.factor,
+                    "retry_maximum": activity.retry.maximum,
+                    "retry_jitter": activity.retry.jitter,
+                    "start_to_close": activity.start_to_close,
+                    "heartbeat": activity.heartbeat,
+                    "schedule_to_start": activity.schedule_to_start,
+                    "schedule_to_close": activity.schedule_to_close,
+                },
             )
+
+
+async def publish_lane_limits(database: Database, limits: Sequence[LaneLimit]) -> None:
+    """Make these the limits of lanes, in place of all others."""
+    values = {
+        "names": [limit.name for limit in limits],
+        "concurrencies": [limit.concurrency for limit in limits],
+        "starts": [limit.starts for limit in limits],
+        "periods": [limit.period for limit in limits],
+    }
+    await database.fetch(_PUBLISH_LANES, values)
 
 
 async def mark(database: Database, worker_id: str, *, asleep: bool | None = None, draining: bool | None = None) -> None:

@@ -21,30 +21,44 @@ begin
     return found_id;
 end $$;
 
--- Enqueue many tasks at once; the arrays are of one length, one entry a task. Returns one row a task, in order:
--- its id, and whether it is new (false: a task of that key was there already).
+-- Enqueue many tasks at once; the arrays are of one length, one entry a task, or NULL for no entry at all. Returns one row
+-- a task, in order: its id, and whether it is new (false: a task of that key was there already).
+--
+-- A key is unique among the unfinished tasks of its name, and for its period (seconds) from now even after the task has
+-- ended. Where it is taken: `ignore` returns the task that has it; `replace` makes that task what this call says, if it has
+-- not started, and if it runs lets it finish its attempt and enqueues a new one; `raise` fails the whole call.
 create or replace function {schema}.enqueue_many(
     names text[], args jsonb[], kwargs jsonb[], queues text[], priorities integer[], scheduled timestamptz[],
     delays double precision[], keys text[], traits jsonb[], attempts integer[], start_to_closes double precision[],
-    heartbeats double precision[], notify boolean default true
+    heartbeats double precision[], notify boolean default true, lanes text[] default null,
+    key_periods double precision[] default null, conflicts text[] default null,
+    schedule_to_starts double precision[] default null, schedule_to_closes double precision[] default null
 ) returns table (task_id bigint, created boolean) language plpgsql volatile as $$
 declare
     wrong record;
     identity record;
+    conflict record;
     route_ids bigint[];
     route_queues text[];
     route_names text[];
     route_traits jsonb[];
     ids bigint[];
     owners bigint[];
+    owner_state {schema}.task_state;
+    takes_over bigint[] := '{{}}';
 begin
     select i.* into wrong
-    from unnest(names, args, kwargs, queues, traits, attempts, scheduled, delays, start_to_closes, heartbeats)
-        with ordinality i(name, args, kwargs, queue, traits, attempts, scheduled, delay, start_to_close, heartbeat, n)
+    from unnest(names, args, kwargs, queues, traits, attempts, scheduled, delays, start_to_closes, heartbeats, keys, lanes,
+                key_periods, conflicts, schedule_to_starts, schedule_to_closes)
+        with ordinality i(name, args, kwargs, queue, traits, attempts, scheduled, delay, start_to_close, heartbeat, key,
+                          lane, key_period, conflict, schedule_to_start, schedule_to_close, n)
     where coalesce(btrim(i.name), '') = '' or btrim(i.queue) = '' or i.attempts < 1
        or i.delay not between 0 and 1e10  -- NaN is above every number
        or i.scheduled not between '0002-01-01' and '9000-01-01'  -- what every client can hold; infinity is not
-       or least(i.start_to_close, i.heartbeat) <= 0 or greatest(i.start_to_close, i.heartbeat) > 1e10
+       or least(i.start_to_close, i.heartbeat, i.schedule_to_start, i.schedule_to_close, i.key_period) <= 0
+       or greatest(i.start_to_close, i.heartbeat, i.schedule_to_start, i.schedule_to_close, i.key_period) > 1e10
+       or btrim(i.key) = '' or btrim(i.lane) = '' or greatest(octet_length(i.key), octet_length(i.lane)) > 1024
+       or i.conflict not in ('ignore', 'replace', 'raise') or i.key is null and i.key_period is not null
        or jsonb_typeof(i.args) is distinct from 'array' or jsonb_typeof(i.kwargs) is distinct from 'object'
        or jsonb_typeof(coalesce(i.traits, '{{}}')) <> 'object'
        or octet_length(i.args::text) + octet_length(i.kwargs::text) > 2 * 1024 * 1024
@@ -52,9 +66,10 @@ begin
     if found then
         raise exception 'harvest: task % (%) cannot be enqueued', wrong.n, coalesce(nullif(wrong.name, ''), 'no name')
             using errcode = 'invalid_parameter_value',
-            hint = 'A name and a queue are not blank, args is a JSON array, kwargs and traits are JSON objects, '
-                'max_attempts is at least 1, scheduled_at lies in the years 2 to 8999, delay is not negative, start_to_close and heartbeat are above 0, all of them '
-                'below 1e10 seconds, and arguments take at most 2 MB.';
+            hint = 'A name, a queue, a key and a lane are not blank, key and lane take at most 1024 bytes, args is a JSON '
+                'array, kwargs and traits are JSON objects, max_attempts is at least 1, scheduled_at lies in the years 2 to '
+                '8999, delay is not negative, key_period and all time limits are above 0, all of them below 1e10 seconds, '
+                'a key_period needs a key, on_conflict is ignore, replace or raise, and arguments take at most 2 MB.';
     end if;
 
     for identity in
@@ -74,10 +89,17 @@ begin
     if exists (select from unnest(keys) k where k is not null) then
         -- In key order, so that two batches cannot deadlock. A key whose task finished meanwhile is tried again.
         loop
-            insert into {schema}.keys as k (name, key, task_id)
-            select distinct on (i.name, i.key) i.name, i.key, i.id
-            from unnest(names, enqueue_many.keys, ids) i(name, key, id) where i.key is not null
-            order by i.name, i.key, i.id
+            delete from {schema}.keys k using (
+                select distinct i.name, i.key from unnest(names, enqueue_many.keys) i(name, key) where i.key is not null
+            ) w
+            where k.name = w.name and k.key = w.key and coalesce(k.expires_at <= now(), true)
+              and not exists (select from {schema}.tasks t where t.id = k.task_id)
+              and k.task_id <> all(ids);
+            insert into {schema}.keys as k (name, key, task_id, expires_at)
+            select distinct on (i.name, i.key) i.name, i.key, i.id, now() + make_interval(secs => i.period)
+            from unnest(names, enqueue_many.keys, ids, key_periods, conflicts) i(name, key, id, period, conflict)
+            where i.key is not null
+            order by i.name, i.key, case when i.conflict = 'replace' then -i.id else i.id end
             on conflict do nothing;
             -- An old snapshot still sees a freed key beside its own new one: the newest is the one that counts.
             select array_agg(case when i.key is null then i.id else (
@@ -85,30 +107,81 @@ begin
             into owners from unnest(names, enqueue_many.keys, ids) with ordinality i(name, key, id, n);
             exit when array_position(owners, null) is null;
         end loop;
+        for conflict in
+            select i.* from unnest(names, enqueue_many.keys, ids, owners, conflicts, key_periods)
+                with ordinality i(name, key, id, owner, policy, period, n)
+            where i.owner <> i.id and i.policy in ('replace', 'raise') order by i.name, i.key, i.n
+        loop
+            if conflict.policy = 'raise' then
+                raise exception 'harvest: task % (%): its key is taken by task %', conflict.n, conflict.name, conflict.owner
+                    using errcode = 'unique_violation', hint = 'Choose another key, or on_conflict ignore or replace.';
+            end if;
+            continue when conflict.owner = any(ids);  -- the last of this batch has it
+            select t.state into owner_state from {schema}.tasks t
+            where t.id = conflict.owner and (t.state <> 'running' or t.prefetched_until is not null) for update;
+            if found then
+                takes_over := takes_over || conflict.id;
+            elsif exists (select from {schema}.tasks t where t.id = conflict.owner) then
+                insert into {schema}.replaced (task_id, by_id) values (conflict.owner, conflict.id)
+                on conflict (task_id) do update set by_id = excluded.by_id;
+                update {schema}.keys k
+                set task_id = conflict.id, expires_at = now() + make_interval(secs => conflict.period)
+                where k.name = conflict.name and k.key = conflict.key;
+                owners[conflict.n] := conflict.id;
+            end if;
+        end loop;
     end if;
 
-    insert into {schema}.tasks (id, route_id, scheduled_at, priority, max_attempts, start_to_close, heartbeat, state,
-                                key, args, kwargs)
-    select i.id, r.id, w.due, coalesce(i.priority, a.priority, 0), coalesce(i.attempts, a.max_attempts, 5),
-           coalesce(i.start_to_close, a.start_to_close), coalesce(i.heartbeat, a.heartbeat),
-           case when w.due > now() then 'scheduled' else 'pending' end::{schema}.task_state, i.key, i.args, i.kwargs
-    from unnest(names, enqueue_many.args, enqueue_many.kwargs, queues, priorities, scheduled, delays,
-                enqueue_many.keys, enqueue_many.traits, attempts, start_to_closes, heartbeats, ids, owners)
-        i(name, args, kwargs, queue, priority, scheduled, delay, key, traits, attempts, start_to_close, heartbeat,
-          id, owner)
-    cross join lateral (
-        select coalesce(i.scheduled, now()) + make_interval(secs => coalesce(i.delay, 0)) as due
-    ) w
-    left join {schema}.activities a on a.name = i.name
-    join unnest(route_ids, route_queues, route_names, route_traits) r(id, queue, name, traits)
-        on r.queue = coalesce(i.queue, a.queue, 'default') and r.name = i.name
-        and r.traits = coalesce(i.traits, '{{}}')
-    where i.owner = i.id;
+    with entry as (
+        select i.*, r.id as route_id, w.due, coalesce(i.queue, a.queue, 'default') as to_queue,
+               coalesce(i.priority, a.priority, 0) as priority_or_default,
+               coalesce(i.attempts, a.max_attempts, 5) as max_attempts,
+               coalesce(i.start_to_close, a.start_to_close) as start_limit,
+               coalesce(i.heartbeat, a.heartbeat) as heartbeat_limit,
+               coalesce(i.schedule_to_start, a.schedule_to_start) as to_start,
+               coalesce(i.schedule_to_close, a.schedule_to_close) as to_close,
+               -- What has a lane enters it when it is due, in a transaction of the kernel: an open enqueue blocks no lane.
+               case when w.due > now() or i.lane is not null then 'scheduled' else 'pending' end::{schema}.task_state
+                   as first_state
+        from unnest(names, enqueue_many.args, enqueue_many.kwargs, queues, priorities, scheduled, delays,
+                    enqueue_many.keys, enqueue_many.traits, attempts, start_to_closes, heartbeats, lanes,
+                    schedule_to_starts, schedule_to_closes, ids, owners)
+            i(name, args, kwargs, queue, priority, scheduled, delay, key, traits, attempts, start_to_close, heartbeat,
+              lane, schedule_to_start, schedule_to_close, id, owner)
+        cross join lateral (
+            select coalesce(i.scheduled, now()) + make_interval(secs => coalesce(i.delay, 0)) as due
+        ) w
+        left join {schema}.activities a on a.name = i.name
+        join unnest(route_ids, route_queues, route_names, route_traits) r(id, queue, name, traits)
+            on r.queue = coalesce(i.queue, a.queue, 'default') and r.name = i.name
+            and r.traits = coalesce(i.traits, '{{}}')
+        where i.owner = i.id or i.id = any(takes_over)
+    ), renewed as (
+        update {schema}.tasks t
+        set route_id = e.route_id, scheduled_at = e.due, priority = e.priority_or_default, max_attempts = e.max_attempts,
+            start_to_close = e.start_limit, heartbeat = e.heartbeat_limit, schedule_to_start = e.to_start,
+            schedule_to_close = e.to_close, close_by = greatest(e.due, now()) + make_interval(secs => e.to_close),
+            start_by = case when e.first_state = 'pending' and e.to_start is not null
+                then {schema}.queue_time(e.to_queue) + make_interval(secs => e.to_start) end,
+            state = e.first_state, lane = e.lane, args = e.args, kwargs = e.kwargs, attempt = 0, crashes = 0, token = null,
+            worker_id = null, deadline = null, prefetched_until = null, error = null, traceback = null
+        from entry e, {schema}.tasks before  -- the lane it leaves may have room for another
+        where t.id = e.owner and before.id = t.id and e.owner <> e.id
+        returning before.lane as left_lane
+    ), told as (
+        insert into {schema}.lane_news (lane) select r.left_lane from renewed r where r.left_lane is not null
+    )
+    insert into {schema}.tasks (id, route_id, scheduled_at, priority, max_attempts, start_to_close, heartbeat,
+                                schedule_to_start, schedule_to_close, start_by, close_by, state, key, lane, args, kwargs)
+    select e.id, e.route_id, e.due, e.priority_or_default, e.max_attempts, e.start_limit, e.heartbeat_limit, e.to_start,
+           e.to_close,
+           case when e.first_state = 'pending' and e.to_start is not null
+               then {schema}.queue_time(e.to_queue) + make_interval(secs => e.to_start) end,
+           greatest(e.due, now()) + make_interval(secs => e.to_close), e.first_state, e.key, e.lane, e.args, e.kwargs
+    from entry e where e.owner = e.id;
 
     if notify then
-        perform pg_notify({channel}, q.queue)
-        from (select distinct unnest(route_queues) as queue) q
-        where exists (select from {schema}.workers w where w.asleep and q.queue = any(w.queues));
+        perform {schema}.wake(route_queues);
     end if;
 
     return query select o.owner, o.owner = o.id from unnest(owners, ids) with ordinality o(owner, id, n) order by o.n;
@@ -116,16 +189,19 @@ end $$;
 
 -- Enqueue one task from any client, inside the caller's transaction: the contract for other languages.
 --   select harvest.enqueue('send_mail', args => '["x@example.org"]', queue => 'mail', traits => '{{"flags": ["vip"]}}');
--- Times: delay in seconds or scheduled_at; not both. Returns the task's id, an unfinished task's of the same key if any.
+-- Times: delay in seconds or scheduled_at; not both. Returns the task's id, of the same key an earlier task's if any.
 create or replace function {schema}.enqueue(
     name text, args jsonb default '[]', kwargs jsonb default '{{}}', queue text default null,
     priority integer default null, scheduled_at timestamptz default null, delay double precision default null,
     key text default null, traits jsonb default '{{}}', max_attempts integer default null,
-    start_to_close double precision default null, heartbeat double precision default null, notify boolean default true
+    start_to_close double precision default null, heartbeat double precision default null, notify boolean default true,
+    lane text default null, key_period double precision default null, on_conflict text default 'ignore',
+    schedule_to_start double precision default null, schedule_to_close double precision default null
 ) returns bigint language sql volatile as $$
     select task_id from {schema}.enqueue_many(
         array[name], array[args], array[kwargs], array[queue], array[priority], array[scheduled_at], array[delay],
-        array[key], array[traits], array[max_attempts], array[start_to_close], array[heartbeat], notify)
+        array[key], array[traits], array[max_attempts], array[start_to_close], array[heartbeat], notify, array[lane],
+        array[key_period], array[on_conflict], array[schedule_to_start], array[schedule_to_close])
 $$;
 
 -- A set of labels in the one form that every client writes: sorted, distinct, without NULL. Equal sets are one route.

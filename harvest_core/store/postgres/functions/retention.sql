@@ -22,4 +22,26 @@ begin
     end loop;
     return made;
 end $$;
+
+-- Drop the partitions of `finished` in which every task ended at least `keep` seconds ago; returns how many. Waits a moment
+-- only for those who read or write: a later call finds what this one had to leave.
+create or replace function {schema}.prune_finished(keep double precision) returns integer language plpgsql volatile
+security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+declare
+    part text;
+    dropped integer := 0;
+begin
+    perform pg_advisory_xact_lock(hashtext('harvest.extend_finished'), hashtext({schema_text}));
+    for part in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = format('%I.finished', {schema_text})::regclass and c.relname ~ '^finished_\d{{8}}$'
+          and (right(c.relname, 8)::date + 1)::timestamp at time zone 'UTC' <= now() - make_interval(secs => keep)
+        order by 1
+    loop
+        execute format('drop table %I.%I', {schema_text}, part);
+        dropped := dropped + 1;
+    end loop;
+    return dropped;
+end $$;
+
 select {schema}.extend_finished(7);
