@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import psycopg
 
+from harvest_core.errors import KeyTakenError
 from harvest_core.store.postgres.database import Database
 
 
@@ -66,9 +67,15 @@ async def enqueue_many(
     """
     values: dict[str, Any] = {name: [getattr(task, name) for task in tasks] for name in _COLUMNS}
     values["notify"] = notify
-    if connection is None:
-        rows = await database.fetch(_ENQUEUE, values)
-    else:
-        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-        rows = await (await cursor.execute(database.text(_ENQUEUE), values)).fetchall()
+    try:
+        if connection is None:
+            rows = await database.fetch(_ENQUEUE, values)
+        else:
+            cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+            rows = await (await cursor.execute(database.text(_ENQUEUE), values)).fetchall()
+    except psycopg.errors.UniqueViolation as error:
+        if (text := error.diag.message_primary or "").startswith("harvest: "):
+            msg = f"{text.removeprefix('harvest: ')}; nothing was written"
+            raise KeyTakenError(msg) from None
+        raise
     return [(task_id, created) for task_id, created in rows]
