@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -91,13 +90,14 @@ class Task:
         return await self._client.status(self.id)
 
     async def result(self, timeout: float | str | None = None) -> Any:
-        """Wait for the task's end and return its result.
+        """Wait for the task's end and return its result, of the type that the activity's hint says.
 
         Args:
             timeout: seconds, or a length of time such as "10s"; None waits for ever.
 
         Raises:
             TaskFailedError: it failed or was cancelled.
+            PayloadError: the result does not match the activity's type hint here, or cannot be decoded.
             TimeoutError: it has not ended in time; it goes on.
         """
         return await self._client.result(self.id, timeout)
@@ -163,7 +163,7 @@ class Client:
         Raises:
             EnqueueError: an option is unknown or not allowed; nothing was written.
             UnknownActivityError: the app has no activity of that name.
-            PayloadError: the arguments cannot be stored.
+            PayloadError: an argument does not match its type hint, or cannot be stored.
         """
         call = Call(activity, args, kwargs, **options)
         return (await self.enqueue_many([call], connection=connection, notify=notify))[0]
@@ -188,7 +188,7 @@ class Client:
         return [Task(task_id, created, self) for task_id, created in rows]
 
     async def status(self, task_id: int) -> TaskStatus:
-        """Return a task as it stands.
+        """Return a task as it stands, its payloads as they are stored: JSON, neither structured nor decoded.
 
         Raises:
             TaskNotFoundError: no task of that id is known.
@@ -212,7 +212,7 @@ class Client:
         if found.state != "completed":
             msg = f"task {task_id} ({found.name}) {found.state} at attempt {found.attempt}: {found.error}"
             raise TaskFailedError(msg)
-        return found.result
+        return self._build.payloads.result(found.name, found.result)
 
     async def pause_queue(self, queue: str) -> None:
         """Pause a queue: no claim that starts from now on takes a task of it."""
@@ -244,13 +244,12 @@ class Client:
         if activity is not None and activity.local:
             msg = f"{name!r} is a local activity: it runs inline in a workflow and is never enqueued"
             raise LocalActivityError(msg)
-        if activity is not None:
-            _check_arguments(activity, call)
+        args, kwargs = self._build.payloads.stored_arguments(name, call.args, call.kwargs)
         traits = self._stamped(name, options)
         return NewTask(
             name=name,
-            args=encode(list(call.args), f"arguments of {name!r}"),
-            kwargs=encode(dict(call.kwargs), f"keyword arguments of {name!r}"),
+            args=args,
+            kwargs=kwargs,
             traits=encode(traits, f"options of {name!r}"),
             **_kernel_options(name, activity, options),
         )
@@ -270,14 +269,6 @@ class Client:
             given.setdefault(slug, {})[option] = options.pop(option)
         traits = {slug: self._build.policies.plugins[slug].stamp(values) for slug, values in given.items()}
         return {slug: trait for slug, trait in traits.items() if trait is not None}
-
-
-def _check_arguments(activity: Activity, call: Call) -> None:
-    try:
-        inspect.signature(activity.function).bind(*call.args, **call.kwargs)
-    except TypeError as error:
-        msg = f"arguments of {activity.name!r}: {error}"
-        raise EnqueueError(msg) from None
 
 
 def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, Any]) -> dict[str, Any]:

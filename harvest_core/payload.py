@@ -27,6 +27,15 @@ def encode(value: Any, what: str) -> str:
     Raises:
         PayloadError: it is not JSON, holds a NUL character or half a surrogate pair, or is over the limit.
     """
+    text = json_text(value, what)
+    if len(text) > LIMIT or (not text.isascii() and len(text.encode()) > LIMIT):
+        msg = f"{what}: takes more than {LIMIT // 1024 // 1024} MB; store it elsewhere and pass a reference"
+        raise PayloadError(msg)
+    return text
+
+
+def json_text(value: Any, what: str) -> str:
+    """Return value as JSON text of any length, as `encode` does otherwise."""
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
@@ -39,6 +48,12 @@ def encode(value: Any, what: str) -> str:
     except RecursionError:
         msg = f"{what}: nested too deeply for JSON; pass a flatter value or a reference"
         raise PayloadError(msg) from None
+    if key := _strange_key(value):
+        msg = (
+            f"{what}: a mapping has a key of type {key}, which JSON would turn into text; use text keys, or hint the "
+            "mapping's type, e.g. dict[int, str]"
+        )
+        raise PayloadError(msg)
     if "\\u0000" in text and _NUL.search(text):
         msg = (
             f"{what}: holds a NUL character, which PostgreSQL cannot store; remove it or encode the bytes, e.g. base64"
@@ -46,9 +61,6 @@ def encode(value: Any, what: str) -> str:
         raise PayloadError(msg)
     if _SURROGATE.search(text):
         msg = f"{what}: holds half of a surrogate pair, which is no Unicode text; encode the bytes, e.g. base64"
-        raise PayloadError(msg)
-    if len(text) > LIMIT or (not text.isascii() and len(text.encode()) > LIMIT):
-        msg = f"{what}: takes more than {LIMIT // 1024 // 1024} MB; store it elsewhere and pass a reference"
         raise PayloadError(msg)
     return text
 
@@ -60,3 +72,19 @@ def storable_text(text: str) -> str:
         return clean
     half = _TEXT_LIMIT // 2
     return f"{clean[:half]}\n… {len(clean) - _TEXT_LIMIT} characters left out …\n{clean[-half:]}"
+
+
+def _strange_key(value: Any) -> str:
+    """Return the type of the first key that is no text, or nothing; without recursion, so that depth is no matter."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            for key in part:
+                if not isinstance(key, str):
+                    return type(key).__name__
+            part = part.values()
+        elif not isinstance(part, list | tuple):
+            continue
+        waiting += [item for item in part if isinstance(item, dict | list | tuple)]
+    return ""

@@ -83,7 +83,9 @@ def show(*, source: Source, task_id: int, as_json: bool) -> None:
 async def _enqueue(
     source: Source, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Task:
-    async with Client(app_or_client_build(source)) as client:
+    build = app_or_client_build(source)
+    args, kwargs = build.payloads.arguments(name, args, kwargs)  # what was typed is JSON, as what is stored
+    async with Client(build) as client:
         try:
             return await client.enqueue(name, *args, kwargs=kwargs, **options)
         except UnknownActivityError as error:
