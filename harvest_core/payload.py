@@ -48,12 +48,6 @@ def json_text(value: Any, what: str) -> str:
     except RecursionError:
         msg = f"{what}: nested too deeply for JSON; pass a flatter value or a reference"
         raise PayloadError(msg) from None
-    if key := _strange_key(value):
-        msg = (
-            f"{what}: a mapping has a key of type {key}, which JSON would turn into text; use text keys, or hint the "
-            "mapping's type, e.g. dict[int, str]"
-        )
-        raise PayloadError(msg)
     if "\\u0000" in text and _NUL.search(text):
         msg = (
             f"{what}: holds a NUL character, which PostgreSQL cannot store; remove it or encode the bytes, e.g. base64"
@@ -74,17 +68,22 @@ def storable_text(text: str) -> str:
     return f"{clean[:half]}\n… {len(clean) - _TEXT_LIMIT} characters left out …\n{clean[-half:]}"
 
 
-def _strange_key(value: Any) -> str:
-    """Return the type of the first key that is no text, or nothing; without recursion, so that depth is no matter."""
+def require_text_keys(value: Any, what: str) -> None:
+    """Refuse keys that JSON would turn into text in silence; value has been encoded and so does not contain itself.
+
+    Raises:
+        PayloadError: a mapping in value has such a key.
+    """
     waiting = [value]
-    while waiting:
+    while waiting:  # without recursion, so that depth is no matter
         part = waiting.pop()
         if isinstance(part, dict):
             for key in part:
                 if not isinstance(key, str):
-                    return type(key).__name__
+                    msg = (
+                        f"{what}: a mapping has a key of type {type(key).__name__}, which JSON would turn into text; "
+                        "use text keys, or give the mapping its type in the hint, e.g. dict[int, str]"
+                    )
+                    raise PayloadError(msg)
             part = part.values()
-        elif not isinstance(part, list | tuple):
-            continue
         waiting += [item for item in part if isinstance(item, dict | list | tuple)]
-    return ""

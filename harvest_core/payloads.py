@@ -13,7 +13,7 @@ import attrs
 from harvest_core.codec import ENVELOPE, Codec, decoded, encoded_by
 from harvest_core.errors import EnqueueError, PayloadError, Problem
 from harvest_core.model import Activity
-from harvest_core.payload import encode, json_text
+from harvest_core.payload import encode, json_text, require_text_keys
 from harvest_core.typed.form import RefusedError
 from harvest_core.typed.hints import Hints
 from harvest_core.typed.signature import Signature, signature_of
@@ -63,8 +63,8 @@ class Payloads:
                 raise EnqueueError(msg) from None
         if self.codec is None:
             _refuse_reserved(kwargs, what)
-            return encode(args, what), encode(kwargs, f"keyword arguments of {name!r}")
-        return "[]", encode(self.codec.encoded(json_text([args, kwargs], what), what), what)
+            return _plain_text(args, what), _plain_text(kwargs, f"keyword arguments of {name!r}")
+        return "[]", self._encoded([args, kwargs], what, self.codec)
 
     def arguments(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments for which a task's stored JSON stands.
@@ -95,8 +95,8 @@ class Payloads:
             value = self._judged(lambda: form.out(value), what, showing=self.codec is None)
         if self.codec is None:
             _refuse_reserved(value, what)
-            return encode(value, what)
-        return encode(self.codec.encoded(json_text(value, what), what), what)
+            return _plain_text(value, what)
+        return self._encoded(value, what, self.codec)
 
     def result(self, name: str, stored: Any) -> Any:
         """Return the result for which stored JSON stands; raises PayloadError as `arguments` does."""
@@ -104,6 +104,11 @@ class Payloads:
         if secret:
             stored = decoded(self.codec, stored, what)
         return stored if form is None else self._judged(lambda: form.into(stored), what, showing=not secret)
+
+    def _encoded(self, value: Any, what: str, codec: Codec) -> str:
+        text = json_text(value, what)
+        require_text_keys([value], what)
+        return encode(codec.encoded(text, what), what)
 
     def _result_form(self, name: str) -> Any:
         signature = self.signatures.get(name)
@@ -117,6 +122,12 @@ class Payloads:
         except RecursionError:
             msg = f"{what}: nested too deeply for its type hints, or it contains itself; pass a flatter value"
         raise PayloadError(msg)
+
+
+def _plain_text(value: Any, what: str) -> str:
+    text = encode(value, what)
+    require_text_keys([value], what)
+    return text
 
 
 def _refuse_reserved(value: Any, what: str) -> None:

@@ -42,9 +42,12 @@ def fill(form: Form, hint: Any, form_of: Callable[[Any], Form]) -> None:
     def out(value: Any) -> Any:
         if type(value) is not cls and not (typed and isinstance(value, dict)):
             raise unexpected(value, form.words)
-        if typed:
-            _check_keys(value, fields, cls)
-        return write(value)
+        if typed and (extra := value.keys() - fields.keys()):
+            raise _unknown_key(cls, min(extra, key=repr))
+        try:
+            return write(value)
+        except KeyError as error:  # of a typed dict
+            raise _missing_key(cls, error.args[0]) from None
 
     def into(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -111,14 +114,6 @@ def _field_in(field: Form) -> Callable[[Any, Any], Any]:
     return lambda value, _: field.into(value)
 
 
-def _check_keys(value: Mapping[Any, Any], fields: Mapping[str, Form], cls: Any) -> None:
-    if missing := sorted(cls.__required_keys__ - value.keys()):
-        msg = f"{cls.__name__} needs the key {missing[0]!r}"
-        raise RefusedError(msg)
-    if extra := sorted(value.keys() - fields.keys(), key=repr):
-        raise _unknown_key(cls, extra[0])
-
-
 def _refusal(error: BaseValidationError, cls: type) -> RefusedError:
     """Return the first fault that cattrs collected."""
     inner = error.exceptions[0]
@@ -128,8 +123,12 @@ def _refusal(error: BaseValidationError, cls: type) -> RefusedError:
     if isinstance(inner, ForbiddenExtraKeysError):
         return _unknown_key(cls, min(inner.extra_fields, key=repr))
     if isinstance(inner, KeyError):
-        return RefusedError(f"{cls.__name__} needs the key {(*name, '?')[0]!r}")
+        return _missing_key(cls, (*name, "?")[0])
     return _refused_by(cls, inner)
+
+
+def _missing_key(cls: type, key: Any) -> RefusedError:
+    return RefusedError(f"{cls.__name__} needs the key {key!r}")
 
 
 def _unknown_key(cls: type, key: Any) -> RefusedError:
