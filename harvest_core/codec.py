@@ -82,18 +82,17 @@ def codec_of(plugins: Iterable[Plugin]) -> tuple[Codec | None, list[Problem]]:
     problems = []
     for plugin in found:
         where = f"plugin {plugin.slug!r}"
+        if not all(_overrides(plugin, name) for name in _METHODS):
+            message = f"overrides one of {' and '.join(_METHODS)}"
+            problems.append(Problem("codec.half", where, message, "define both"))
         for name in _METHODS:
-            if not _overrides(plugin, name):
-                message = f"encodes payloads without {name}, so none could be read or none is written"
-                problems.append(Problem("codec.half", where, message, "define both encode_payload and decode_payload"))
-            elif inspect.iscoroutinefunction(getattr(plugin, name)):
+            if inspect.iscoroutinefunction(getattr(plugin, name)):
                 hint = "make it a plain function; what needs I/O, such as keys, belongs into refreshes()"
                 problems.append(Problem("codec.async", where, f"{name} is an async function", hint))
     if len(found) > 1:
-        message = f"plugins {' and '.join(plugin.slug for plugin in found)} both encode payloads; one may"
-        problems.append(
-            Problem("codec.two", "harvest.plugins", message, f"disable one, or let {found[0].slug} do both")
-        )
+        *others, last = [plugin.slug for plugin in found]
+        message = f"plugins {', '.join(others)} and {last} encode payloads; one may"
+        problems.append(Problem("codec.two", "harvest.plugins", message, "disable the others"))
     return (Codec(found[0]) if found else None), problems
 
 

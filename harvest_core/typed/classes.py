@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, NotRequired, Required, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import attrs
 import cattrs
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override, typeddicts
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from harvest_core.structure import note_step
-from harvest_core.typed.form import Form, RefusedError, article, unexpected
+from harvest_core.typed.form import Form, NoFormError, RefusedError, article, unexpected
+
+_RESERVED = frozenset({"attrs", "cl", "converter", "typevar_map"})
+"""Names of cattrs' own arguments, beside which it takes what it does with each field."""
 
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
@@ -31,23 +34,23 @@ def fill(form: Form, hint: Any, form_of: Callable[[Any], Form]) -> None:
     """
     cls = get_origin(hint) or hint
     fields = {name: form_of(found) for name, found in _field_hints(hint)}
+    if is_typeddict(cls):
+        _fill_keyed(form, cls, fields)
+        return
+    if taken := _RESERVED & fields.keys():
+        msg = f"in which {cls.__name__} has a field {min(taken)!r}, a name that cattrs keeps for itself; rename it"
+        raise NoFormError(msg)
     ways: Mapping[str, Any] = {
         name: override(unstruct_hook=_field_out(name, field), struct_hook=_field_in(field))
         for name, field in fields.items()
     }
-    typed = is_typeddict(cls)
-    write: Any = (typeddicts.make_dict_unstructure_fn if typed else make_dict_unstructure_fn)(hint, _CONVERTER, **ways)
-    read: Any = (typeddicts.make_dict_structure_fn if typed else make_dict_structure_fn)(hint, _CONVERTER, **ways)
+    write: Any = make_dict_unstructure_fn(hint, _CONVERTER, **ways)
+    read: Any = make_dict_structure_fn(hint, _CONVERTER, **ways)
 
     def out(value: Any) -> Any:
-        if type(value) is not cls and not (typed and isinstance(value, dict)):
+        if type(value) is not cls:  # a subclass would come back as its base
             raise unexpected(value, form.words)
-        if typed and (extra := value.keys() - fields.keys()):
-            raise _unknown_key(cls, min(extra, key=repr))
-        try:
-            return write(value)
-        except KeyError as error:  # of a typed dict
-            raise _missing_key(cls, error.args[0]) from None
+        return write(value)
 
     def into(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -60,6 +63,32 @@ def fill(form: Form, hint: Any, form_of: Callable[[Any], Form]) -> None:
             raise _refused_by(cls, error) from None
 
     form.out, form.into = out, into
+
+
+def _fill_keyed(form: Form, cls: Any, fields: Mapping[str, Form]) -> None:
+    """Fill the form of a typed dict. By hand: where annotations are text, cattrs and Python miss `NotRequired`."""
+    required = frozenset(
+        name for name, hint in get_type_hints(cls, include_extras=True).items() if _needed(cls, name, hint)
+    )
+
+    def each(value: Any, way: Callable[[Form], Callable[[Any], Any]], words: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise unexpected(value, words)
+        if missing := required - value.keys():
+            raise _missing_key(cls, min(missing))
+        if extra := value.keys() - fields.keys():
+            raise _unknown_key(cls, min(extra, key=repr))
+        return {name: _field(name, way(fields[name]), item) for name, item in value.items()}
+
+    form.out = lambda value: each(value, lambda field: field.out, form.words)
+    form.into = lambda value: each(value, lambda field: field.into, "an object")
+
+
+def _needed(cls: Any, name: str, hint: Any) -> bool:
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    marks = {Required: True, NotRequired: False}
+    return marks.get(get_origin(hint), name in cls.__required_keys__)
 
 
 def empty(hint: Any) -> Form:
@@ -100,14 +129,15 @@ def _substituted(hint: Any, given: Mapping[Any, Any]) -> Any:
     return hint[tuple(given.get(name, name) for name in names)] if names and not isinstance(hint, type) else hint
 
 
-def _field_out(name: str, field: Form) -> Callable[[Any], Any]:
-    def out(value: Any) -> Any:
-        try:
-            return field.out(value)
-        except RefusedError as error:
-            raise error.at(name) from None
+def _field(name: str, function: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return function(value)
+    except RefusedError as error:
+        raise error.at(name) from None
 
-    return out
+
+def _field_out(name: str, field: Form) -> Callable[[Any], Any]:
+    return lambda value: _field(name, field.out, value)
 
 
 def _field_in(field: Form) -> Callable[[Any, Any], Any]:

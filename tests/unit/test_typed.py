@@ -260,6 +260,8 @@ NO_HINT = [
     (dict[bool, int], "with keys of true or false, which an object cannot hold; its keys are text, whole numbers or "
      "written so"),
     (Literal[b"x"], "whose values are not all text, whole numbers, booleans and None"),
+    (attrs.make_class("Odd", ["attrs"]), "in which Odd has a field 'attrs', a name that cattrs keeps for "
+     "itself; rename it"),
     (enum.Enum("Odd", {"A": 1.5}), "an enum whose values are not all text or whole numbers"),
 ]  # fmt: skip
 
@@ -286,6 +288,23 @@ def test_two_classes_of_one_name_are_a_problem():
     other = attrs.make_class("Node", {"x": attrs.field(type=int)})
     with pytest.raises(Exception, match="in which two classes have one name, by which they are told apart in JSON"):
         Hints().form(Node | other)
+
+
+def test_fields_keep_their_names():
+    """Private fields, aliases, converters and fields that are no argument come back as the class made them (cattrs)."""
+
+    @attrs.define
+    class Kept:
+        _private: int
+        cost: Decimal = attrs.field(converter=Decimal)
+        total: Decimal = attrs.field(init=False)
+
+        def __attrs_post_init__(self):
+            self.total = self.cost * 2
+
+    form = Hints().form(Kept)
+    assert form.out(Kept(1, "1.5")) == {"_private": 1, "cost": "1.5"}
+    assert form.into({"_private": 1, "cost": "1.5"}) == Kept(1, "1.5")
 
 
 def test_a_name_that_exists_for_type_checkers_alone_is_a_problem():
