@@ -79,14 +79,20 @@ class Payloads:
                 msg = f"{what}: what the plugin {encoded_by(kwargs)!r} decoded is not a list of arguments and an object"
                 raise PayloadError(msg)
             args, kwargs = pair
-        signature = self.signatures.get(name)
-        if signature is None:
-            return list(args), dict(kwargs)
         try:
-            return self._judged(lambda: signature.into(args, kwargs), what, showing=not secret)
+            return self._structured(name, args, kwargs, what, showing=not secret)
         except TypeError as error:
             msg = f"{what}: {error}; the task was enqueued for another version of the activity, or by hand"
             raise PayloadError(msg) from None
+
+    def written(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments for which JSON stands that a person wrote; raises as `stored_arguments` does."""
+        what = f"arguments of {name!r}"
+        try:
+            return self._structured(name, args, kwargs, what, showing=True)
+        except TypeError as error:
+            msg = f"{what}: {error}"
+            raise EnqueueError(msg) from None
 
     def stored_result(self, name: str, value: Any) -> str:
         """Return the JSON text that stands for a result; raises PayloadError as `stored_arguments` does."""
@@ -104,6 +110,14 @@ class Payloads:
         if secret:
             stored = decoded(self.codec, stored, what)
         return stored if form is None else self._judged(lambda: form.into(stored), what, showing=not secret)
+
+    def _structured(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], what: str, *, showing: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        signature = self.signatures.get(name)
+        if signature is None:
+            return list(args), dict(kwargs)
+        return self._judged(lambda: signature.into(args, kwargs), what, showing=showing)
 
     def _encoded(self, value: Any, what: str, codec: Codec) -> str:
         text = json_text(value, what)

@@ -85,7 +85,7 @@ async def _enqueue(
     source: Source, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Task:
     build = app_or_client_build(source)
-    args, kwargs = build.payloads.arguments(name, args, kwargs)  # what was typed is JSON, as what is stored
+    args, kwargs = build.payloads.written(name, args, kwargs)
     async with Client(build) as client:
         try:
             return await client.enqueue(name, *args, kwargs=kwargs, **options)
