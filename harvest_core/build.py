@@ -17,8 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from harvest_core import config as configuration
 from harvest_core import registry
+from harvest_core.codec import codec_of
 from harvest_core.errors import BuildError, HookError, Problem, near_match
 from harvest_core.model import Activity, BuildView
+from harvest_core.payloads import Payloads
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies, implementation_problems
 from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
@@ -88,6 +90,7 @@ class Build:
         warnings: what the checks found that need not stop anyone.
         view: what the plugins saw of this build.
         backend: where tasks are kept.
+        payloads: how arguments and results are stored.
         registry: the metrics of this build.
     """
 
@@ -99,6 +102,7 @@ class Build:
     warnings: Sequence[Problem]
     view: BuildView
     backend: Backend
+    payloads: Payloads = attrs.field(factory=Payloads)
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
     @property
@@ -188,6 +192,10 @@ def build(
     problems += _feature_problems(setup.plugins.values(), backend or POSTGRESQL)
     problems += _owner_problems(policies, table.order_owner)
     problems += _option_problems(setup.plugins.values(), activities.values())
+    codec, found = codec_of(setup.plugins.values())
+    problems += found
+    payloads, found = Payloads.of({name: one for name, one in activities.items() if not one.local}, codec)
+    problems += found
     view = BuildView(
         activities=dict(activities),
         queues=tuple(setup.config.worker.queues),
@@ -205,6 +213,7 @@ def build(
         warnings=tuple(problem for problem in problems if problem.warning),
         view=view,
         backend=backend or POSTGRESQL,
+        payloads=payloads,
     )
     _raise_errors(problems)
     try:

@@ -72,7 +72,7 @@ class UnknownActivityError(EnqueueError):
 
 
 class PayloadError(EnqueueError):
-    """Arguments or a result cannot be stored: not JSON, a NUL character, or over the limit."""
+    """Arguments or a result do not match their type hints, or cannot be stored or read: not JSON, over the limit."""
 
 
 class LocalActivityError(HarvestError):

@@ -148,7 +148,7 @@ class Worker:
         self._finisher = Finisher(self._database, self._claim_lost, self._changed.set, self._sleep)
         threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
         self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads)
+        dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads, payloads=self._build.payloads)
         concurrency = self._settings.concurrency
         self._running = Running(
             self._database, dispatcher, self._finisher, self._metrics, concurrency, self._changed, self._look_again_in

@@ -403,6 +403,53 @@ def test_an_enqueue_without_an_app(harvest: Harvest, harvest_database: str, monk
     assert harvest("explain", "1").out == "task 1 (double, queue default): no worker is alive\n"
 
 
+TYPED = """
+import zlib
+from dataclasses import dataclass
+from decimal import Decimal
+from harvest_core import Harvest
+from harvest_core.plugin import Plugin
+
+class Zip(Plugin):
+    slug = "zip"
+    def encode_payload(self, data): return zlib.compress(data)
+    def decode_payload(self, data): return zlib.decompress(data)
+
+plain = Harvest.from_toml("harvest.toml")
+zipped = Harvest({"harvest": {"dsn": plain.setup.config.harvest.dsn, "plugins": [Zip]}})
+
+@dataclass
+class Order:
+    price: Decimal
+
+@plain.activity
+@zipped.activity
+async def sell(order: Order): ...
+"""
+
+
+def test_arguments_are_read_by_type_hints(harvest: Harvest, project: str, folder: Path) -> None:
+    """JSON on the command line stands for the activity's types, as JSON in the database does (K7)."""
+    write(folder, "typed.py", TYPED.replace("@zipped.activity\n", ""))
+    sell = ("task", "enqueue", "--app", "typed:plain", "sell")
+    assert harvest(*sell, '{"price": "1.50"}').out == "task 1 enqueued\n"
+    assert harvest("task", "show", "1", "--json").json["args"] == [{"price": "1.50"}]
+    assert harvest(*sell, '{"price": 1.5}').error == (
+        "arguments of 'sell': order.price: expected text that is a decimal number, found 1.5 (number)"
+    )
+    assert harvest(*sell).error == "arguments of 'sell': missing a required argument: 'order'"
+
+
+def test_an_encoded_task_is_shown_as_it_is_stored(harvest: Harvest, project: str, folder: Path) -> None:
+    """Show decodes nothing and says so."""
+    write(folder, "typed.py", TYPED.replace("@plain.activity\n", ""))
+    assert harvest("task", "enqueue", "--app", "typed:zipped", "sell", '{"price": "1"}').out == "task 1 enqueued\n"
+    lines = harvest("task", "show", "--app", "typed:zipped", "1").out.splitlines()
+    assert "args          []" in lines
+    assert any(line.startswith('kwargs        {"$harvest_codec": {"by": "zip", "data": ') for line in lines)
+    assert lines[-1] == "encoded       by the plugin zip; payloads are shown as they are stored, not decoded"
+
+
 def test_a_task_that_is_not_known(harvest: Harvest, project: str) -> None:
     """Show and explain say the same."""
     message = "task 7 is not known: it was never enqueued here, or its retention has passed"
