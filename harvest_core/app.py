@@ -195,8 +195,8 @@ class Harvest:
         return Worker(self.build())
 
     def sync_client(self) -> SyncClient:
-        """Return a client for code without an event loop: `with app.sync_client() as client`, or one for good."""
-        return SyncClient(self.build())
+        """Return a client for code without an event loop, for the life of the process or as `with app.sync_client()`."""
+        return SyncClient(self.build)
 
     def sync_worker(self) -> SyncWorker:
         """Return a worker for code without an event loop, to be used as `with app.sync_worker() as worker`."""

@@ -6,7 +6,7 @@ Adds no behaviour of its own: a method here is the twin of the one with its name
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -71,11 +71,14 @@ class SyncClient:
 
     It may be used by several threads. It connects at first need, and anew after `close` and in a forked child. A call
     that is interrupted (Ctrl-C) is given up on the database too.
+
+    Args:
+        build: called at first need, so that activities may be declared after this was made.
     """
 
-    def __init__(self, build: Build) -> None:
-        self._build = build
-        self._client = OnLoop(lambda: Client(build))
+    def __init__(self, build: Callable[[], Build]) -> None:
+        self._build = built = cache(build)
+        self._client = OnLoop(lambda: Client(built()))
 
     def __enter__(self) -> SyncClient:
         self._client.open()
@@ -136,9 +139,10 @@ class SyncClient:
         if connection is None:
             made = self._drive(lambda client: client.enqueue_many(calls, notify=notify))
             return [SyncTask(task.id, task.created, self._client) for task in made]
-        harvest = self._build.config.harvest
+        build = self._build()
+        harvest = build.config.harvest
         own = lent(connection, psycopg.Connection, harvest.schema)
-        tasks = [new_task(self._build, call) for call in calls]
+        tasks = [new_task(build, call) for call in calls]
         if not tasks:
             return []
         tell = harvest.notify if notify is None else notify

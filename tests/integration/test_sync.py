@@ -171,6 +171,16 @@ def test_it_opens_at_first_need_and_again_after_close(app, harvest_database):
     client.close()
 
 
+def test_activities_may_be_declared_after_the_client(harvest_database):
+    """A client that stands beside its app in a module is there before the modules with the activities are."""
+    app = Harvest({"harvest": {"dsn": harvest_database}})
+    client = app.sync_client()
+    late = app.activity(name="late")(print)
+    with psycopg.connect(harvest_database, autocommit=True) as caller:
+        assert client.enqueue(late, connection=caller).id < client.enqueue(late).id
+    client.close()
+
+
 def test_a_client_that_nobody_holds_closes_itself(app, harvest_database):
     """Neither a thread nor a connection outlives it; a handle on a task keeps it."""
     task = app.sync_client().enqueue("add", 1, 1)
@@ -294,7 +304,21 @@ def program(text, dsn, **options):
 
 def test_ctrl_c_ends_the_process(harvest_database):
     """A process that waits for a result ends at SIGINT, with the one traceback that everybody knows."""
-    process = program("task = client.enqueue('work'); print('waits', flush=True); task.result()", harvest_database)
+    process = program(
+        """
+        task = client.enqueue("work")
+        loop = client._client._opened.loop
+
+        def tell():
+            while "Task.result" not in str(asyncio.all_tasks(loop)):
+                pass
+            print("waits", flush=True)
+
+        threading.Thread(target=tell, daemon=True).start()
+        task.result()
+        """,
+        harvest_database,
+    )
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)

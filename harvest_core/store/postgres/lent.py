@@ -17,12 +17,13 @@ _WRONG_WORLD = {
 }
 _INSIDE = {
     psycopg.Connection: {
-        "sqlalchemy": "session.connection().connection.driver_connection",
-        "django": "django.db.connection.connection",
+        "sqlalchemy": "that is inside of it: session.connection().connection.driver_connection",
+        "django": "that is inside of it: django.db.connection.connection",
     },
     psycopg.AsyncConnection: {
-        "sqlalchemy": "(await (await session.connection()).get_raw_connection()).driver_connection",
-        "django": "app.sync_client() and django.db.connection.connection",
+        "sqlalchemy": "that is inside of it: "
+        "(await (await session.connection()).get_raw_connection()).driver_connection",
+        "django": "Django's connections block: use app.sync_client() and django.db.connection.connection",
     },
 }
 
@@ -40,7 +41,7 @@ def lent(connection: object, kind: type[C], schema: str) -> C:
     """
     if not isinstance(connection, kind):
         advice = _advice(connection, kind, schema)
-        msg = f"connection is a {_name(type(connection))}, not a psycopg.{kind.__name__}; {advice}"
+        msg = f"connection is {_name(type(connection))}, not psycopg's {kind.__name__}; {advice}"
         raise EnqueueError(msg)
     if connection.closed:
         msg = "the given connection is closed; enqueue while it is open"
@@ -58,11 +59,11 @@ def _advice(connection: object, kind: type[C], schema: str) -> str:
     driver = type(connection).__module__.partition(".")[0]
     in_sql = f"select {schema}.enqueue(…) in SQL does the same for any driver"
     if inside := _INSIDE[kind].get(driver):
-        return f"that is inside of it: {inside}"
+        return inside
     if driver == "psycopg2":
         return f"use psycopg 3, in SQLAlchemy as postgresql+psycopg, for Django by installing it; {in_sql}"
     return in_sql
 
 
 def _name(cls: type) -> str:
-    return f"{cls.__module__.partition('.')[0]} {cls.__name__}"
+    return f"{cls.__module__.partition('.')[0]}'s {cls.__name__}"
