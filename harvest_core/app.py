@@ -195,7 +195,7 @@ class Harvest:
         return Worker(self.build())
 
     def sync_client(self) -> SyncClient:
-        """Return a client for code without an event loop: one for the process, or `with app.sync_client() as client`."""
+        """Return a client for code without an event loop: one for good, or `with app.sync_client() as client`."""
         return SyncClient(self.build)
 
     def sync_worker(self) -> SyncWorker:
