@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UnknownActivityError,
     )
     from harvest_core.model import Retry
+    from harvest_core.sync import SyncClient, SyncTask, SyncWorker
     from harvest_core.worker.context import CurrentTask, current_task
     from harvest_core.worker.worker import Worker
 
@@ -51,6 +52,9 @@ __all__ = [
     "RegisteredActivity",
     "Retry",
     "SchemaError",
+    "SyncClient",
+    "SyncTask",
+    "SyncWorker",
     "Task",
     "TaskFailedError",
     "TaskNotFoundError",
@@ -66,6 +70,9 @@ _HOMES = {
     "Client": "client",
     "Task": "client",
     "Retry": "model",
+    "SyncClient": "sync",
+    "SyncTask": "sync",
+    "SyncWorker": "sync",
     "CurrentTask": "worker.context",
     "current_task": "worker.context",
     "Worker": "worker.worker",

@@ -16,6 +16,7 @@ from harvest_core.duration import Duration, seconds
 from harvest_core.errors import Problem, near_match
 from harvest_core.model import Activity, Retry
 from harvest_core.plugin import Plugin
+from harvest_core.sync import SyncClient, SyncWorker
 from harvest_core.worker.worker import Worker
 
 PluginT = TypeVar("PluginT", bound=Plugin)
@@ -192,6 +193,14 @@ class Harvest:
     def worker(self) -> Worker:
         """Return a worker, to be used as `async with app.worker() as worker`."""
         return Worker(self.build())
+
+    def sync_client(self) -> SyncClient:
+        """Return a client for code without an event loop: one for good, or `with app.sync_client() as client`."""
+        return SyncClient(self.build)
+
+    def sync_worker(self) -> SyncWorker:
+        """Return a worker for code without an event loop, to be used as `with app.sync_worker() as worker`."""
+        return SyncWorker(self.build())
 
     def _declare(self, activity: Activity, function: Callable[P, R]) -> RegisteredActivity[P, R]:
         if activity.name in self._activities:

@@ -19,7 +19,6 @@ from harvest_core.connect import connected
 from harvest_core.duration import seconds
 from harvest_core.enqueue import Call, new_task
 from harvest_core.errors import (
-    EnqueueError,
     HarvestError,
     PayloadError,
     TaskFailedError,
@@ -32,8 +31,9 @@ from harvest_core.store.postgres import control, settings
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.control import Cancelled, Selection
 from harvest_core.store.postgres.database import Database
-from harvest_core.store.postgres.enqueue import enqueue_many
+from harvest_core.store.postgres.enqueue import enqueue_many, enqueue_many_on_async
 from harvest_core.store.postgres.inspect import TaskStatus
+from harvest_core.store.postgres.lent import lent
 
 
 @attrs.frozen
@@ -132,12 +132,12 @@ class Client:
             activity: the declared activity, or its name.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            connection: your own, in whose transaction the task is written.
+            connection: your own, in whose transaction the task is written; the client need not be open for that.
             notify: False to wake no sleeping worker; None for the app's `notify`.
             options: as of `Call`.
 
         Raises:
-            EnqueueError: an option is unknown or not allowed; nothing was written.
+            EnqueueError: an option or the connection cannot be used; nothing was written.
             UnknownActivityError: the app has no activity of that name.
             PayloadError: an argument does not match its type hint, or cannot be stored.
         """
@@ -152,15 +152,16 @@ class Client:
         notify: bool | None = None,
     ) -> list[Task]:
         """Enqueue many tasks in one statement, all or none, and return their handles in order."""
-        if connection is not None and not isinstance(connection, psycopg.AsyncConnection):
-            kind = type(connection).__name__
-            msg = f"connection is a {kind}; pass a psycopg.AsyncConnection, or call {{schema}}.enqueue in SQL"
-            raise EnqueueError(msg.replace("{schema}", self._build.config.harvest.schema))
+        harvest = self._build.config.harvest
+        own = None if connection is None else lent(connection, psycopg.AsyncConnection, harvest.schema)
         tasks = [new_task(self._build, call) for call in calls]
         if not tasks:
             return []
-        tell = self._build.config.harvest.notify if notify is None else notify
-        rows = await enqueue_many(self.database, tasks, notify=tell, connection=connection)
+        tell = harvest.notify if notify is None else notify
+        if own is None:
+            rows = await enqueue_many(self.database, tasks, notify=tell)
+        else:
+            rows = await enqueue_many_on_async(own, harvest.schema, tasks, notify=tell)
         return [Task(task_id, created, self) for task_id, created in rows]
 
     async def status(self, task_id: int) -> TaskStatus:

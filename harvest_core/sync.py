@@ -1,0 +1,186 @@
+"""The client and the worker for code without an event loop: the async ones, driven on a loop in a thread of their own.
+
+Adds no behaviour of its own: a method here is the twin of the one with its name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cache, wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import attrs
+import psycopg
+
+from harvest_core.activity import RegisteredActivity
+from harvest_core.build import Build
+from harvest_core.client import Client, Task
+from harvest_core.enqueue import Call, new_task
+from harvest_core.loop_thread import OnLoop
+from harvest_core.store.postgres import enqueue as store
+from harvest_core.store.postgres.lent import lent
+from harvest_core.worker.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Driven = TypeVar("Driven")
+Driven_co = TypeVar("Driven_co", covariant=True)
+
+
+class _Drives(Protocol[Driven_co]):
+    """Has an async twin, and runs a coroutine of it to its end."""
+
+    def _drive(self, work: Callable[[Driven_co], Coroutine[Any, Any, R]]) -> R: ...
+
+
+def _twin(
+    method: Callable[Concatenate[Driven, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[_Drives[Driven], P], R]:
+    """Return the blocking twin of an async method: same name, parameters, result, errors and docstring."""
+
+    @wraps(method)
+    def twin(self: _Drives[Driven], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._drive(lambda driven: method(driven, *args, **kwargs))
+
+    return twin
+
+
+@attrs.frozen
+class SyncTask:
+    """A handle on an enqueued task.
+
+    Args:
+        id: its id.
+        created: False where a task of the same key was there already, and this is that one.
+    """
+
+    id: int
+    created: bool
+    _client: OnLoop[Client] = attrs.field(repr=False, eq=False)
+
+    status = _twin(Task.status)
+    result = _twin(Task.result)
+    cancel = _twin(Task.cancel)
+    retry = _twin(Task.retry)
+
+    def _drive(self, work: Callable[[Task], Coroutine[Any, Any, R]]) -> R:
+        return self._client.run(lambda client: work(Task(self.id, self.created, client)))
+
+
+class SyncClient:
+    """Use it as `with app.sync_client() as client`, or keep one for the life of the process.
+
+    It may be used by several threads. It connects at first need, and anew after `close` and in a forked child. A call
+    that is interrupted (Ctrl-C) is given up on the database too.
+
+    Args:
+        build: called at first need, so that activities may be declared after this was made.
+    """
+
+    def __init__(self, build: Callable[[], Build]) -> None:
+        self._build = built = cache(build)
+        self._client = OnLoop(lambda: Client(built()))
+
+    def __enter__(self) -> SyncClient:
+        self._client.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections and end its thread; calls of other threads fail. A later call opens it again."""
+        self._client.close()
+
+    status = _twin(Client.status)
+    result = _twin(Client.result)
+    cancel = _twin(Client.cancel)
+    retry = _twin(Client.retry)
+    pause_queue = _twin(Client.pause_queue)
+    resume_queue = _twin(Client.resume_queue)
+    settings = _twin(Client.settings)
+    set_setting = _twin(Client.set_setting)
+
+    def enqueue(
+        self,
+        activity: RegisteredActivity[..., Any] | str,
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        connection: psycopg.Connection[Any] | None = None,
+        notify: bool | None = None,
+        **options: Any,
+    ) -> SyncTask:
+        """Enqueue one task and return its handle; a keyed duplicate returns the existing task.
+
+        Args:
+            activity: the declared activity, or its name.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            connection: your own, in whose transaction the task is written, by this thread; the client then needs none.
+            notify: False to wake no sleeping worker; None for the app's `notify`.
+            options: as of `Call`.
+
+        Raises:
+            EnqueueError: an option or the connection cannot be used; nothing was written.
+            UnknownActivityError: the app has no activity of that name.
+            PayloadError: the arguments cannot be stored.
+        """
+        call = Call(activity, args, kwargs, **options)
+        return self.enqueue_many([call], connection=connection, notify=notify)[0]
+
+    def enqueue_many(
+        self,
+        calls: Sequence[Call],
+        *,
+        connection: psycopg.Connection[Any] | None = None,
+        notify: bool | None = None,
+    ) -> list[SyncTask]:
+        """Enqueue many tasks in one statement, all or none, and return their handles in order."""
+        if connection is None:
+            made = self._drive(lambda client: client.enqueue_many(calls, notify=notify))
+            return [SyncTask(task.id, task.created, self._client) for task in made]
+        build = self._build()
+        harvest = build.config.harvest
+        own = lent(connection, psycopg.Connection, harvest.schema)
+        tasks = [new_task(build, call) for call in calls]
+        if not tasks:
+            return []
+        tell = harvest.notify if notify is None else notify
+        rows = store.enqueue_many_on(own, harvest.schema, tasks, notify=tell)
+        return [SyncTask(task_id, created, self._client) for task_id, created in rows]
+
+    def _drive(self, work: Callable[[Client], Coroutine[Any, Any, R]]) -> R:
+        return self._client.run(work)
+
+
+class SyncWorker:
+    """Use it as `with app.sync_worker() as worker`, then `run()` or `run_once()`; `stop()` from another thread.
+
+    It minds no signals: as a process of its own, run `harvest worker run`.
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._worker = OnLoop(lambda: Worker(build))
+
+    def __enter__(self) -> SyncWorker:
+        self._worker.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.close()
+
+    run = _twin(Worker.run)
+    run_once = _twin(Worker.run_once)
+
+    def stop(self) -> None:
+        """Stop claiming, let running tasks finish within the grace; called again: stop now (rule K12)."""
+        self._worker.soon(Worker.stop)
+
+    def _drive(self, work: Callable[[Worker], Coroutine[Any, Any, R]]) -> R:
+        return self._worker.run(work)
