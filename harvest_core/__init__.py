@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harvest_core.activity import RegisteredActivity
     from harvest_core.app import Harvest
-    from harvest_core.client import Call, Client, Task
+    from harvest_core.client import Client, Task
+    from harvest_core.enqueue import Call
     from harvest_core.errors import (
         BuildError,
         DatabaseUnavailableError,
@@ -59,7 +60,7 @@ __all__ = [
 _HOMES = {
     "RegisteredActivity": "activity",
     "Harvest": "app",
-    "Call": "client",
+    "Call": "enqueue",
     "Client": "client",
     "Task": "client",
     "Retry": "model",
