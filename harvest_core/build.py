@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from harvest_core.errors import BuildError, HookError, Problem, near_match
 from harvest_core.model import Activity, BuildView
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies, implementation_problems
+from harvest_core.schedule import Schedule
 from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
 
 _log = logging.getLogger("harvest")
@@ -83,6 +84,7 @@ class Build:
         warnings: what the checks found that need not stop anyone.
         view: what the plugins saw of this build.
         backend: where tasks are kept.
+        schedules: what the app declares.
         registry: the metrics of this build.
     """
 
@@ -94,6 +96,7 @@ class Build:
     warnings: Sequence[Problem]
     view: BuildView
     backend: Backend
+    schedules: Sequence[Schedule] = ()
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
     @property
@@ -158,6 +161,8 @@ def build(
     activities: Mapping[str, Activity],
     middleware: Sequence[Callable[..., Any]],
     faults: Sequence[Problem],
+    schedules: Sequence[Schedule] = (),
+    check: Callable[[Build], Iterable[Problem]] = lambda _: (),
 ) -> Build:
     """Check that everything fits together.
 
@@ -166,6 +171,8 @@ def build(
         activities: the app's activities by name.
         middleware: the app's middleware, outermost first.
         faults: problems the app found while its activities were declared.
+        schedules: the app's schedules.
+        check: yields what is wrong with the build once it is made.
 
     Raises:
         BuildError: with every problem found.
@@ -200,8 +207,9 @@ def build(
         warnings=tuple(problem for problem in problems if problem.warning),
         view=view,
         backend=backend or POSTGRESQL,
+        schedules=tuple(schedules),
     )
-    _raise_errors(problems)
+    _raise_errors([*problems, *check(made)])
     try:
         policies.facts(view)
         policies.register_metrics(made.registry)

@@ -31,6 +31,7 @@ from harvest_core.worker.membership import Membership
 from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
 from harvest_core.worker.running import Running
+from harvest_core.worker.schedules import Schedules
 
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
@@ -105,11 +106,12 @@ class Worker:
         await self._drain()
 
     async def run_once(self) -> None:
-        """Run what this worker may take now, follow-up tasks included, and return (rule K14).
+        """Run what this worker may take now, due ticks and follow-up tasks included, and return (rule K14).
 
         Raises:
             HookError, DatabaseUnavailableError: what `run` would wait out.
         """
+        await self._schedules.look()
         while not self._stopping.is_set():
             await self._free_slot()
             if self._stopping.is_set():
@@ -166,6 +168,7 @@ class Worker:
         self._start_duties()
 
     def _start_duties(self) -> None:
+        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database, self._metrics, interval, lambda: self._poller.held, sample=self._sample
@@ -176,6 +179,7 @@ class Worker:
         self._stack.push_async_callback(background.end)
         background.add("finisher", self._finisher.run)
         background.add("maintenance", maintenance.run)
+        background.add("schedules", self._schedules.run)
         background.add("refreshes", self._refreshes.run)
         background.add("watch", self._watch)
         if self._build.config.harvest.notify:
@@ -275,6 +279,8 @@ class Worker:
         kind, _, key = payload.partition(":")
         if payload == "" or kind == "setting":
             self._refreshes.setting_changed(key)
+        if payload in ("", "schedule"):
+            self._schedules.look_again()
         if payload == "" or payload in self.identity.queues:
             self._look_again()
 
