@@ -88,7 +88,7 @@ class Schedules:
     def _due(self, one: DueSchedule) -> Due | None:
         try:
             return due(Timing(one.cron, one.every, one.timezone), one.catch_up, one.next_at, one.counts_from, one.now)
-        except ValueError as error:  # written by another version, or on a machine with other time zones
+        except Exception as error:  # noqa: BLE001 - written by SQL or where there are other time zones; the others go on
             _log.error("schedule %r is left to other workers: cron or timezone %s", one.name, error)
             self._unreadable[one.version] = one.name
             return None

@@ -117,7 +117,7 @@ begin
         select e.* from jsonb_to_recordset(entries)
             as e(name text, version bigint, ticks timestamptz[], next_at timestamptz)
     loop
-        select f.* into s from {schema}.schedules f where f.name = entry.name and f.version = entry.version
+        select f.* into s from {schema}.schedules f where f.name = entry.name and f.version = entry.version and f.paused_at is null
         for update skip locked;
         continue when not found;
         if s.declared and s.name <> all(live) then

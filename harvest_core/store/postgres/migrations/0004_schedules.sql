@@ -9,7 +9,7 @@ create table {schema}.schedules (
     traits jsonb not null,
     options jsonb not null,  -- of the enqueue: queue, priority …
     cron text,
-    every double precision,  -- seconds
+    every double precision check (every >= 1),  -- seconds
     timezone text not null,
     catch_up text not null check (catch_up in ('none', 'one', 'all')),
     overlap text not null check (overlap in ('skip', 'allow', 'buffer_one')),
