@@ -67,10 +67,9 @@ class Schedules:
         async with self._looking:
             self._changed.clear()
             while True:
-                wait = await store.until_next(self._database, list(self._unreadable))
-                if wait is None or wait > 0:
+                found, wait = await store.due_schedules(self._database, _BATCH, list(self._unreadable))
+                if not found:
                     return self._longest if wait is None else min(wait, self._longest)
-                found = await store.due_schedules(self._database, _BATCH, list(self._unreadable))
                 if not await self._fire(found):
                     return _TAKEN
 

@@ -210,7 +210,7 @@ read, write = schedules.due_schedules, schedules.fire
 
 async def read_and_freeze(*args):
     found = await read(*args)
-    print("read", [one.name for one in found], flush=True)
+    print("read", [one.name for one in found[0]], flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     return found
 

@@ -108,15 +108,14 @@ class Firing:
     next_at: datetime | None
 
 
-_WAIT = (
-    "select extract(epoch from s.next_at - now())::float8 from {schema}.schedules s "
-    "where s.paused_at is null and s.undeclared_at is null and s.next_at is not null "
-    "and s.version <> all(%(without)s::bigint[]) order by s.next_at limit 1"
+_READ = (
+    "select s.name, s.version, s.cron, s.every, s.timezone, s.catch_up, s.next_at, s.counts_from, now() "
+    "from {schema}.schedules s where s.paused_at is null and s.undeclared_at is null "
+    "and s.version <> all(%(without)s::bigint[]) and s.next_at "
 )
 _DUE = (
-    "select s.name, s.version, s.cron, s.every, s.timezone, s.catch_up, s.next_at, s.counts_from, now() "
-    "from {schema}.schedules s where s.paused_at is null and s.undeclared_at is null and s.next_at <= now() "
-    "and s.version <> all(%(without)s::bigint[]) order by s.next_at limit %(batch)s"
+    f"({_READ}<= now() order by s.next_at limit %(batch)s) "
+    f"union all ({_READ}> now() order by s.next_at limit 1) order by next_at"
 )
 _STATUS = (
     "select s.name, s.activity, s.args, s.kwargs, s.traits, s.options, s.cron, s.every, s.timezone, s.catch_up, "
@@ -143,21 +142,21 @@ async def declare(database: Database, worker_id: str, schedules: Sequence[NewSch
     return await put_schedules(database, schedules)
 
 
-async def until_next(database: Database, without: Sequence[int]) -> float | None:
-    """Return the seconds until a schedule is to be looked at, at most 0 where one is due, or None for none.
+async def due_schedules(
+    database: Database, batch: int, without: Sequence[int]
+) -> tuple[list[DueSchedule], float | None]:
+    """Return the schedules that are due, the longest due first, and the seconds until the next; None where none comes.
 
     Args:
         database: where.
+        batch: most schedules to return.
         without: versions to leave out.
     """
-    rows = await database.fetch(_WAIT, {"without": list(without)})
-    return rows[0][0] if rows else None
-
-
-async def due_schedules(database: Database, batch: int, without: Sequence[int]) -> list[DueSchedule]:
-    """Return the schedules that are due, at most `batch`, the longest due first."""
-    rows = await database.fetch(_DUE, {"batch": batch, "without": list(without)})
-    return [DueSchedule(*row) for row in rows]
+    rows = [DueSchedule(*row) for row in await database.fetch(_DUE, {"batch": batch, "without": list(without)})]
+    if rows and rows[-1].next_at > rows[-1].now:
+        later = rows.pop()
+        return rows, (later.next_at - later.now).total_seconds()
+    return rows, None
 
 
 Fired = tuple[list[int], str | None]

@@ -109,7 +109,7 @@ end $$;
 create or replace function {schema}.fire_schedules(entries jsonb, notify boolean)
 returns table (schedule text, task_ids bigint[], fault text) language plpgsql volatile as $$
 declare
-    live text[] := {schema}.declared_schedules(array(select e ->> 'name' from jsonb_array_elements(entries) e));
+    live text[];
     entry record;
     s {schema}.schedules;
 begin
@@ -120,6 +120,9 @@ begin
         select f.* into s from {schema}.schedules f where f.name = entry.name and f.version = entry.version and f.paused_at is null
         for update skip locked;
         continue when not found;
+        if s.declared and live is null then
+            live := {schema}.declared_schedules(array(select e ->> 'name' from jsonb_array_elements(entries) e));
+        end if;
         if s.declared and s.name <> all(live) then
             update {schema}.schedules f set undeclared_at = now(), version = default where f.name = s.name;
             continue;
