@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from datetime import timedelta
@@ -120,6 +121,7 @@ async def test_catch_up(hand, kernel, catch_up, made, missed):
 
 async def test_no_more_than_a_thousand_are_made_up_for(hand, caplog):
     """K13: two hours of a tick a second: the newest thousand come, the others are told."""
+    caplog.set_level(logging.WARNING, "harvest")
     await hand.put(every="1s", catch_up="all", overlap="allow")
     await hand.hours_pass(2)
     assert 1000 <= await hand.count() < 1030
@@ -276,6 +278,7 @@ async def test_a_pause_holds_and_its_ticks_do_not_count(hand, kernel, app):
 
 async def test_a_schedule_that_cannot_be_enqueued_keeps_back_no_other(hand, kernel, caplog):
     """A row that SQL made wrong is told, in its row and in the log, moves on, and the others tick."""
+    caplog.set_level(logging.WARNING, "harvest")
     for name in ("bad", "good", "unreadable"):
         await hand.put(name)
     await kernel.sql("update schedules set options = options || '{\"max_attempts\": 0}' where name = 'bad'")
