@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_core.schedule import MOST, Due, Schedule, Timing, due, faults
+from harvest_core.scheduling import _OPTIONS
+from harvest_core.store.postgres.migrate import FUNCTIONS
 
 BERLIN = "Europe/Berlin"
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
@@ -178,3 +180,8 @@ def test_no_expression_breaks_the_check(cron):
     assert all(option == "cron" for option, _ in found)
     if not found:
         assert Timing(cron, None).after(NOW) > NOW
+
+
+def test_every_option_that_is_stored_reaches_the_enqueue():
+    """An option that the schema's function does not hand on would be taken and never obeyed."""
+    assert [name for name in sorted(_OPTIONS) if f"s.options ->> '{name}'" not in FUNCTIONS] == []
