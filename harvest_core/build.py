@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from harvest_core.model import Activity, BuildView
 from harvest_core.payloads import Payloads
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies, implementation_problems
+from harvest_core.schedule import Schedule
 from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
 
 _log = logging.getLogger("harvest")
@@ -91,6 +92,7 @@ class Build:
         view: what the plugins saw of this build.
         backend: where tasks are kept.
         payloads: how arguments and results are stored.
+        schedules: what the app declares.
         registry: the metrics of this build.
     """
 
@@ -103,6 +105,7 @@ class Build:
     view: BuildView
     backend: Backend
     payloads: Payloads = attrs.field(factory=Payloads)
+    schedules: Sequence[Schedule] = ()
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
     @property
@@ -167,6 +170,8 @@ def build(
     activities: Mapping[str, Activity],
     middleware: Sequence[Callable[..., Any]],
     faults: Sequence[Problem],
+    schedules: Sequence[Schedule] = (),
+    check: Callable[[Build], Iterable[Problem]] = lambda _: (),
 ) -> Build:
     """Check that everything fits together.
 
@@ -175,6 +180,8 @@ def build(
         activities: the app's activities by name.
         middleware: the app's middleware, outermost first.
         faults: problems the app found while its activities were declared.
+        schedules: the app's schedules.
+        check: yields what is wrong with the build once it is made.
 
     Raises:
         BuildError: with every problem found.
@@ -214,8 +221,9 @@ def build(
         view=view,
         backend=backend or POSTGRESQL,
         payloads=payloads,
+        schedules=tuple(schedules),
     )
-    _raise_errors(problems)
+    _raise_errors([*problems, *check(made)])
     try:
         policies.facts(view)
         policies.register_metrics(made.registry)

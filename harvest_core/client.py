@@ -27,6 +27,7 @@ from harvest_core.errors import (
 from harvest_core.model import Json
 from harvest_core.payload import encode, storable_text
 from harvest_core.plugin import Setting
+from harvest_core.schedule_client import ScheduleClient
 from harvest_core.store.postgres import control, settings
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.control import Cancelled, Selection
@@ -79,7 +80,7 @@ class Task:
         return await self._client.result(self.id, timeout)
 
 
-class Client:
+class Client(ScheduleClient):
     """Use it as `async with app.client() as client`."""
 
     def __init__(

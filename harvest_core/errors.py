@@ -79,6 +79,14 @@ class LocalActivityError(HarvestError):
     """A local activity was called outside a workflow."""
 
 
+class ScheduleError(HarvestError):
+    """A schedule cannot be written or removed as asked; nothing was changed."""
+
+
+class ScheduleNotFoundError(HarvestError):
+    """There is no schedule of that name."""
+
+
 class TaskNotFoundError(HarvestError):
     """No task of that id is known: never enqueued, or its retention has passed."""
 

@@ -32,6 +32,7 @@ from harvest_core.worker.peers import Peers
 from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
 from harvest_core.worker.running import Running
+from harvest_core.worker.schedules import Schedules
 
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
@@ -109,11 +110,12 @@ class Worker:
         await self._drain()
 
     async def run_once(self) -> None:
-        """Run what this worker may take now, follow-up tasks included, and return (rule K14).
+        """Run what this worker may take now, due ticks and follow-up tasks included, and return (rule K14).
 
         Raises:
             HookError, DatabaseUnavailableError: what `run` would wait out.
         """
+        await self._schedules.look()
         while not self._stopping.is_set():
             await self._free_slot()
             if self._stopping.is_set():
@@ -177,6 +179,7 @@ class Worker:
         self._start_duties()
 
     def _start_duties(self) -> None:
+        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database,
@@ -193,6 +196,7 @@ class Worker:
         self._stack.push_async_callback(background.end)
         background.add("finisher", self._finisher.run)
         background.add("maintenance", maintenance.run)
+        background.add("schedules", self._schedules.run)
         background.add("refreshes", self._refreshes.run)
         background.add("watch", self._watch)
         background.add("cancellations", self._watch_for_cancellations)
@@ -299,6 +303,8 @@ class Worker:
             self._refreshes.setting_changed(key)
         if payload == "" or (kind == "cancel" and key == self.identity.id):
             self._cancellations.set()
+        if payload in ("", "schedule"):
+            self._schedules.look_again()
         if payload == "" or payload in self.identity.queues:
             self._look_again()
 

@@ -19,6 +19,7 @@ import pytest
 
 from harvest_core.cli import main
 from harvest_core.cli.command import harvest as tree
+from harvest_core.store.postgres.migrate import MIGRATIONS, NEWEST
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
@@ -240,7 +241,7 @@ def test_an_app_that_alone_knows_its_database_is_asked(
     write(
         folder, "sole.py", f"from harvest_core import Harvest\napp = Harvest({{'harvest': {{'dsn': {project!r}}}}})\n"
     )
-    assert harvest("db", "migrate", "--json").json == {"schema": "harvest", "ran": [], "version": 1}
+    assert harvest("db", "migrate", "--json").json == {"schema": "harvest", "ran": [], "version": NEWEST}
 
 
 def test_a_change_without_a_value(harvest: Harvest) -> None:
@@ -487,12 +488,14 @@ def test_migrate(folder: Path, harvest: Harvest, project: str) -> None:
     """It says what it ran, is safe to run twice, and refuses a schema that is newer (B1)."""
     other = ["--set", "harvest.schema=other"]
     (folder / "harvest.toml").open("a").write('order_owner = "weights"\n')  # of no account here
-    assert harvest("db", "migrate", *other).out == "ran 0001_initial\nschema 'other' is at version 1\n"
-    assert harvest("db", "migrate", *other).out == "schema 'other' is at version 1; nothing to run\n"
+    assert harvest("db", "migrate", *other).out == (
+        "".join(f"ran {name}\n" for _, name, _ in MIGRATIONS) + f"schema 'other' is at version {NEWEST}\n"
+    )
+    assert harvest("db", "migrate", *other).out == f"schema 'other' is at version {NEWEST}; nothing to run\n"
     with psycopg.connect(project) as connection:
         connection.execute("insert into other.migrations (version, name) values (9999, 'later')")
     assert harvest("db", "migrate", *other).error == (
-        "schema 'other' is at version 9999, newer than the 1 this Harvest knows; "
+        f"schema 'other' is at version 9999, newer than the {NEWEST} this Harvest knows; "
         "upgrade harvest-core here, or point the DSN at another database"
     )
     assert harvest("db", "migrate", "--set", "harvest.dsn=sqlite:///x.db").error == (
