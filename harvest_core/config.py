@@ -83,6 +83,7 @@ class HarvestTable:
         plugins: the enabled plugins: names of entry points, or plugin objects where the configuration is a mapping.
         order_owner: the plugin that orders queues where two of the enabled ones could.
         notify: False where LISTEN/NOTIFY cannot be used (K11).
+        pooler: True where a pooler stands before the database that gives each transaction another connection.
     """
 
     app: _App | None = None
@@ -91,6 +92,12 @@ class HarvestTable:
     plugins: tuple[_PluginName, ...] = ()
     order_owner: _NotBlank | None = None
     notify: bool = True
+    pooler: bool = False
+
+    @property
+    def listens(self) -> bool:
+        """Whether a worker hears of what it should do; a pooler keeps no connection that could listen."""
+        return self.notify and not self.pooler
 
 
 @attrs.frozen

@@ -178,7 +178,7 @@ class Worker:
         background.add("maintenance", maintenance.run)
         background.add("refreshes", self._refreshes.run)
         background.add("watch", self._watch)
-        if self._build.config.harvest.notify:
+        if self._build.config.harvest.listens:
             connected_gauge = self._metrics.listening.set
             background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))
 
@@ -248,7 +248,7 @@ class Worker:
                 await self._mark_asleep(asleep=False)
         elif poll.result.waiting:  # other claims hold rows, as a rule for a moment
             await self._woken(min(0.01 * 2 ** min(self._contended, 10), self._settings.poll_interval))
-        elif not self._membership.asleep and self._build.config.harvest.notify:
+        elif not self._membership.asleep and self._build.config.harvest.listens:
             await self._mark_asleep(asleep=True)  # and look once more, for what came before the mark
         else:
             await self._woken(self._poller.until_due())
