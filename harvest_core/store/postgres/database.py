@@ -41,7 +41,7 @@ LOCAL = (
 not ours."""
 BEGIN = f"begin; {LOCAL}"
 
-_POOLED = "set pooler = true under [harvest] (HARVEST_POOLER=true) where a pooler stands before the database, such as PgBouncer"
+_POOLED = "where a pooler such as PgBouncer stands before it, set pooler = true under [harvest] (HARVEST_POOLER=true)"
 _AWAY = ("08", "57P", "53300")
 """SQLSTATEs of a server that goes, comes, or takes no more connections."""
 

@@ -7,6 +7,7 @@ import pwd
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_core.store.postgres import embedded
 
 PROGRAM = Path("/usr/sbin/pgbouncer")
 
@@ -49,12 +52,11 @@ def pgbouncer(folder: Path, dsn: str, **settings: str) -> Iterator[str]:
     if account is not None:
         os.chown(folder, *account)
         os.chown(configuration, *account)
-    # It opens its file as that user: a copy among the descriptors needs no way through root's folders.
-    process = subprocess.Popen(
-        [PROGRAM, "-q", str(configuration)],
-        user=account and account[0],
-        group=account and account[1],
-        extra_groups=[] if account else None,
+    # The launcher of the embedded server leaves root behind, but not the way through root's own folders.
+    launcher = Path(embedded.__file__).with_name("embedded_launch.py")
+    who = "{}:{}".format(*account) if account else ""
+    process = subprocess.Popen(  # noqa: S603 - our own launcher and one program
+        [sys.executable, "-I", "-S", launcher, folder / "lock", who, "stay", PROGRAM, "-q", configuration],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -73,17 +75,18 @@ def pgbouncer(folder: Path, dsn: str, **settings: str) -> Iterator[str]:
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], dsn: str, log: Path) -> None:
-    end = time.monotonic() + 20
-    while True:
+    end, refusal = time.monotonic() + 20, ""
+    while process.poll() is None and time.monotonic() < end:
         try:
             psycopg.connect(dsn, connect_timeout=5).close()
         except psycopg.OperationalError as error:
-            said = log.read_text() if log.exists() else ""
-            assert process.poll() is None, f"pgbouncer ended: {said}"
-            assert time.monotonic() < end, f"{error}; {said}"
+            refusal = str(error)
             time.sleep(0.02)
         else:
             return
+    said = log.read_text() if log.exists() else ""
+    msg = f"{PROGRAM} does not answer: {refusal} {said}"
+    raise RuntimeError(msg)
 
 
 def _account(socket_folder: str | None) -> tuple[int, int] | None:
