@@ -48,7 +48,7 @@ def pgbouncer(folder: Path, dsn: str, **settings: str) -> Iterator[str]:
     text = "\n".join(["[databases]", f"{name} = dbname={name} {server}", "[pgbouncer]", *lines, ""])
     configuration = folder / "pgbouncer.ini"
     configuration.write_text(text)
-    account = _account(target.get("host"))
+    account = _account(str(target.get("host") or ""))
     if account is not None:
         os.chown(folder, *account)
         os.chown(configuration, *account)
@@ -89,11 +89,11 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], dsn: str, log: Path
     raise RuntimeError(msg)
 
 
-def _account(socket_folder: str | None) -> tuple[int, int] | None:
+def _account(socket_folder: str) -> tuple[int, int] | None:
     """Return whom to run it as because we are root: who owns the server's socket, else postgres or nobody."""
     if os.geteuid() != 0:
         return None
-    if socket_folder and socket_folder.startswith("/"):
+    if socket_folder.startswith("/"):
         found = Path(socket_folder).stat()
         if found.st_uid:
             return found.st_uid, found.st_gid
