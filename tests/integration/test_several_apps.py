@@ -9,8 +9,8 @@ from harvest_core import Harvest
 from harvest_core.store.postgres import migrate, tasks
 from harvest_core.store.postgres.database import Database
 
-SCHEMAS = ("shop", "Shop")
-"""Two that unquoted SQL would take for one."""
+SCHEMAS = ("shop", "order")
+"""The second must be quoted everywhere."""
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ async def test_tasks_notifications_pauses_and_settings_stay_apart(harvest_databa
         assert await task.result(timeout=10) == "shop"
         assert (await held.status()).state == "pending"
         assert await big.resume_queue("default")
-        assert await held.result(timeout=10) == "Shop"
-        assert seen == [("shop", 1), ("Shop", 2)]
+        assert await held.result(timeout=10) == "order"
+        assert seen == [("shop", 1), ("order", 2)]
         for process in (worker, rival):
             process.stop()
         await asyncio.gather(*loops)
@@ -93,7 +93,7 @@ async def test_a_notification_goes_by_the_schema(harvest_database, databases):
 async def test_one_migrates_while_the_other_works(harvest_database, databases, monkeypatch):
     """A migration of one is under way and holds its locks; the other enqueues, extends, cleans and migrates."""
     shop, big = databases
-    before = catalogue(harvest_database, "Shop")
+    before = catalogue(harvest_database, "order")
     async with await psycopg.AsyncConnection.connect(harvest_database) as migrating:
         await migrating.execute("select pg_advisory_xact_lock(hashtext('harvest.migrate'), hashtext('shop'))")
         await migrating.execute("select pg_advisory_xact_lock(hashtext('harvest.extend_finished'), hashtext('shop'))")
@@ -102,15 +102,15 @@ async def test_one_migrates_while_the_other_works(harvest_database, databases, m
             await big.fetch("select {schema}.enqueue('work')")
             assert await tasks.extend_finished(big, 7) == 0
             assert await tasks.remove_idle_routes(big) == 0
-            assert catalogue(harvest_database, "Shop") == before
+            assert catalogue(harvest_database, "order") == before
             monkeypatch.setattr(migrate, "MIGRATIONS", (*migrate.MIGRATIONS, (9999, "9999_coming", "select 1")))
             monkeypatch.setattr(migrate, "NEWEST", 9999)
             assert await migrate.migrate(big) == ["9999_coming"]
             assert await tasks.extend_finished(big, 8) == 1
         await migrating.rollback()
-    before = catalogue(harvest_database, "Shop")
+    before = catalogue(harvest_database, "order")
     assert await migrate.migrate(shop) == ["9999_coming"]
-    assert catalogue(harvest_database, "Shop") == before
+    assert catalogue(harvest_database, "order") == before
     days = (
         "select count(*) from pg_class where relname like 'finished~_2%%' escape '~' and relkind = 'r' "
         "and relnamespace = %s::text::regnamespace"
