@@ -4,6 +4,7 @@ import asyncio
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from harvest_core import Harvest
 from harvest_core.store.postgres import migrate, tasks
@@ -95,8 +96,8 @@ async def test_one_migrates_while_the_other_works(harvest_database, databases, m
     shop, big = databases
     before = catalogue(harvest_database, "order")
     async with await psycopg.AsyncConnection.connect(harvest_database) as migrating:
-        await migrating.execute("select pg_advisory_xact_lock(hashtext('harvest.migrate'), hashtext('shop'))")
-        await migrating.execute("select pg_advisory_xact_lock(hashtext('harvest.extend_finished'), hashtext('shop'))")
+        await migrating.execute(sql.SQL(migrate._LOCK).format(**migrate._names("shop")))
+        await migrating.execute("select shop.extend_finished(0)")
         await migrating.execute("alter table shop.tasks add column coming text")
         async with asyncio.timeout(10):
             await big.fetch("select {schema}.enqueue('work')")
