@@ -120,6 +120,22 @@ class DatabaseUnavailableError(HarvestError):
     """The database cannot be reached; the message names it without its password."""
 
 
+class MissingRightError(DatabaseUnavailableError):
+    """The database's role may not do what was asked; a worker waits until it may.
+
+    Attributes:
+        role: the role that connected.
+        denied: PostgreSQL's own words, such as `permission denied for table tasks`.
+    """
+
+    def __init__(self, role: str, denied: str) -> None:
+        super().__init__(role, denied)
+        self.role, self.denied = role, denied
+
+    def __str__(self) -> str:
+        return f"role {self.role!r} lacks a right: {self.denied}; docs/how-to/roles.md says what a role is granted"
+
+
 class SchemaError(HarvestError):
     """The database's schema is behind or ahead of this version; the message names the command."""
 

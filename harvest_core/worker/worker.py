@@ -179,7 +179,7 @@ class Worker:
         self._start_duties()
 
     def _start_duties(self) -> None:
-        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
+        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.listens)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database,
@@ -202,7 +202,7 @@ class Worker:
         background.add("cancellations", self._watch_for_cancellations)
         if self._build.policies.needs_peers():
             background.add("peers", self._peers.run)
-        if self._build.config.harvest.notify:
+        if self._build.config.harvest.listens:
             connected_gauge = self._metrics.listening.set
             background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))
 
@@ -274,7 +274,7 @@ class Worker:
                 await self._mark_asleep(asleep=False)
         elif poll.result.waiting:  # other claims hold rows, as a rule for a moment
             await self._woken(min(0.01 * 2 ** min(self._contended, 10), self._settings.poll_interval))
-        elif not self._membership.asleep and self._build.config.harvest.notify:
+        elif not self._membership.asleep and self._build.config.harvest.listens:
             await self._mark_asleep(asleep=True)  # and look once more, for what came before the mark
         else:
             await self._woken(self._poller.until_due())
@@ -341,7 +341,7 @@ class Worker:
 
     async def _watch_for_cancellations(self) -> None:
         """Look for cancelled tasks among those that run here: when told, and now and then."""
-        every = _LOOK_FOR_CANCELLED if self._build.config.harvest.notify else _LOOK_FOR_CANCELLED_UNTOLD
+        every = _LOOK_FOR_CANCELLED if self._build.config.harvest.listens else _LOOK_FOR_CANCELLED_UNTOLD
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._cancellations.wait(), every)
