@@ -239,6 +239,7 @@ class Activity:
         priority: default priority; higher runs first.
         retry: how failures are retried.
         start_to_close: seconds one attempt may take; None for no limit.
+        schedule_to_start: seconds that a task may wait to be started; None for no limit.
         heartbeat: seconds between heartbeats of one attempt; None for none expected.
         options: what plugins' activity options were given, by option name.
     """
@@ -250,6 +251,7 @@ class Activity:
     priority: int = 0
     retry: Retry = Retry()
     start_to_close: float | None = None
+    schedule_to_start: float | None = None
     heartbeat: float | None = None
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
