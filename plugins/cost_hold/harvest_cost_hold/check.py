@@ -25,7 +25,7 @@ def problems(config: CostHoldConfig, build: BuildView) -> Iterator[Problem]:
         hint = "the hold would come and go; raise stale_after or lower refresh"
         yield Problem("cost_hold.stale-after", "plugins.cost_hold.stale_after", message, hint, warning=True)
     if config.max_hold is not None and not 0 < config.max_hold < _FOREVER:
-        message = f"{config.max_hold:g} s is no time to hold a task for; it must be more than 0"
+        message = f"{config.max_hold:g} s is no time to hold a task for; it must be more than 0 and less than 300 years"
         yield Problem("cost_hold.max-hold", "plugins.cost_hold.max_hold", message, "leave it out to hold without end")
     if not config.recheck < _FOREVER:
         message = f"{config.recheck:g} s is longer than any task waits"
@@ -51,11 +51,11 @@ def _thresholds(config: CostHoldConfig) -> Iterator[Problem]:
         message = f"{resume:g} is not at or below " + ("any defer_threshold" if defer is None else f"{defer:g}")
         hint = "a hold ends at or below resume_threshold and begins above defer_threshold"
         yield Problem("cost_hold.resume-threshold", "plugins.cost_hold.resume_threshold", message, hint)
-    never = [name for name in config.names if name not in config.thresholds]
-    if never and defer is None and not config.gives_verdicts:
-        message = "no threshold is set, so no signal is high and nothing is held"
-        if config.thresholds:
-            message = f"{', '.join(map(repr, never))} have no threshold, so no signal is high for them"
+    never = [name for name in config.names if name not in config.thresholds and defer is None]
+    messages = [f"{name!r} has no threshold, so no signal is high for it" for name in never]
+    if never and not config.thresholds:
+        messages = ["no threshold is set, so no signal is high and nothing is held"]
+    for message in messages if not config.gives_verdicts else ():
         hint = "set defer_threshold, or a source that returns a bool"
         yield Problem("cost_hold.never-high", where, message, hint, warning=True)
 

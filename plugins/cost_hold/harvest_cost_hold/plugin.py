@@ -95,18 +95,16 @@ class CostHold(Plugin):
     def observe(self) -> Mapping[str, Json]:
         """Return `{"holding": bool, "value": number or None, "why": words}` and what these three leave open.
 
-        With thresholds also `"held": {activity: why}`, and in a release `"released": {activity: seconds since its end}`.
+        With thresholds also `"held": {activity: why}`, in a release `"released": {activity: seconds since its end}`.
         A verdict given as a bool is no number: its value is None. It changes only when the verdict or the value does,
         because every change is written to the worker's row; staleness and the time since an end are told in steps of
         ten seconds, rounded down: so nothing that was due before the end passes for younger.
         """
         reading, holds, now = self._holds.look()
         held = {name: hold.why for name, hold in holds.items() if hold.since is not None}
-        why = next(
-            (hold.why for hold in sorted(holds.values(), key=lambda hold: hold.since is None)), "no activities to hold"
-        )
+        whys = [*held.values(), *(hold.why for hold in holds.values()), "no activities to hold"]
         value = None if isinstance(reading.value, bool) else reading.value
-        facts: dict[str, Json] = {"holding": bool(held), "value": value, "why": why}
+        facts: dict[str, Json] = {"holding": bool(held), "value": value, "why": whys[0]}
         if self.config.thresholds:
             facts["held"] = held
         ended = {name: hold.released(now) for name, hold in holds.items()} if self.config.release_rate else {}
