@@ -179,7 +179,7 @@ class Worker:
         self._start_duties()
 
     def _start_duties(self) -> None:
-        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.listens)
+        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database,
