@@ -10,7 +10,9 @@ from harvest_capabilities import CapabilitiesConfig, parse
 
 README = Path(__file__).parent.parent / "README.md"
 ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in README.read_text().splitlines() if "| `" in line
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in README.read_text().split("## Grammar")[1].splitlines()
+    if "| `" in line
 ]
 
 
