@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 from harvest_weights import Weights, WeightsConfig
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harvest_core.plugin import Tick, Turn, Worker
@@ -87,6 +87,7 @@ WEIGHTS = st.lists(st.integers(1, 5) | st.integers(1, 1000), min_size=2, max_siz
 
 
 @settings(deadline=None, max_examples=50)
+@example({"a": 8, "b": 1, "c": 1, "d": 1, "e": 1}, 15, 0, 0)  # by divisors alone "a" would have 16 of 20, not 14
 @given(WEIGHTS, st.integers(0, 60), st.integers(0, 2**32), st.sampled_from([0, 1, 4]))
 def test_saturated_queues_have_their_shares(weights, more, seed, spread):
     """W6: with all saturated each queue has less than one slot more or less than its share, at all times.
