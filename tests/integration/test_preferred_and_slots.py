@@ -16,7 +16,7 @@ ASKS = {"render": {"prefers": "gpu exists"}, "send": {}}
 
 @pytest.mark.parametrize(("wait", "taken"), [(10.0, {1}), (0.0, {0, 1})])
 def test_a_lesser_worker_leaves_young_tasks_to_a_free_preferred_one(claim_runner: ClaimRunner, wait, taken):
-    """CAP6: tasks of this moment are left alone for prefer_wait; other activities are not; with no wait all are taken."""
+    """CAP6: new tasks are left alone for prefer_wait, other activities not; with no wait all are taken."""
     policy = Capabilities(CapabilitiesConfig(prefer_wait=wait))
     gpu = fake_worker(Capabilities(CapabilitiesConfig({"gpu": "1"})), activities=ASKS)
     lesser = fake_worker(policy, activities=ASKS)
