@@ -110,3 +110,51 @@ async def test_the_kernel_gives_its_reasons_too(harvest_database: str) -> None:
         "name_not_registered:strange",
         "queue_paused:q",
     )
+
+
+async def test_the_nearest_worker_is_named_with_what_it_lacks(harvest_database: str) -> None:
+    """Of several workers that may not take it, the one that the fewest reasons keep off; ties by name (CAP6)."""
+    async with AsyncExitStack() as stack:
+        for name, queues in (("far", ("other",)), ("near-b", ("q",)), ("near-a", ("q",))):
+            app = app_of(harvest_database, name, ["capabilities"], {}, queues)
+            await stack.enter_async_context(app.worker())
+        client = await stack.enter_async_context(app.client())
+        found = await told(app, client, await client.enqueue("render"))
+    assert found.summary == (
+        "none of 3 live workers may take it: 3 x unsatisfied_requirement:gpu=true, 1 x queue_not_polled:q; "
+        "the nearest is near-a, but for unsatisfied_requirement:gpu=true"
+    )
+
+
+async def test_peers_are_judged_as_in_a_claim(harvest_database: str) -> None:
+    """A lesser worker is refused while a preferred one is free and the task young, and only then (CAP6, O3)."""
+    apps = []
+    for name, labels in (("cpu", {}), ("gpu", {"gpu": "true"})):
+        app = Harvest(
+            {
+                "harvest": {"dsn": harvest_database, "plugins": ["capabilities"]},
+                "worker": {"name": name, "queues": ["q"], "concurrency": 1},
+                "plugins": {"capabilities": {"labels": labels, "prefer_wait": "1h"}},
+            }
+        )
+        app.activity(queue="q", name="paint", prefers="gpu = true")(lambda: None)
+        apps.append(app)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(app.worker()) for app in apps]
+        client = await stack.enter_async_context(apps[0].client())
+        task = await client.enqueue("paint")
+
+        async def verdicts() -> dict[str, tuple[bool | None, tuple[str, ...]]]:
+            found = await told(apps[0], client, task)
+            return {one.worker_name: (one.eligible, one.verdicts[-1].reasons) for one in found.workers}
+
+        assert await verdicts() == {"cpu": (False, ("preferred_worker_free:gpu",)), "gpu": (True, ())}
+        await client.database.fetch(
+            "update {schema}.workers set draining = true where id = %s returning 1", [workers[1].identity.id]
+        )
+        assert (await verdicts())["cpu"] == (True, ())
+        await client.database.fetch("update {schema}.workers set draining = false returning 1", [])
+        await client.database.fetch(
+            "update {schema}.tasks set scheduled_at = scheduled_at - interval '1 hour' returning 1", []
+        )
+        assert (await verdicts())["cpu"] == (True, ())

@@ -82,6 +82,14 @@ async def task_status(database: Database, task_id: int) -> TaskStatus | None:
     return TaskStatus(*rows[0]) if rows else None
 
 
+async def due_for(database: Database, task_id: int) -> float:
+    """Return for how many seconds a task has been due, negative where it is not yet; 0 for one that is over."""
+    rows = await database.fetch(
+        "select extract(epoch from now() - scheduled_at)::float8 from {schema}.tasks where id = %s", [task_id]
+    )
+    return float(rows[0][0]) if rows else 0.0
+
+
 async def route_depths(database: Database) -> list[RouteDepth]:
     """Return the depth of every route that has pending tasks. Reads every pending task's index entry."""
     rows = await database.fetch(_DEPTHS)
