@@ -137,7 +137,8 @@ class Poller:
         self._observed(live)
         if not self._turns:
             self._turns = turns.first_turns(worker.queues)
-        tick = Tick(worker, free, live, self._turns, self._waiting, busy, self._peers())
+        shares = {queue: busy.get(queue, 0) for queue in worker.queues}
+        tick = Tick(worker, free, live, self._turns, self._waiting, shares, self._peers())
         planned = plan(self._policies, tick, closed=self._closed_routes())
         self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
         return live, planned

@@ -9,8 +9,6 @@ from harvest_weights import Weights, WeightsConfig
 from harvest_core.plugin import Peer
 from harvest_core.testing import ClaimRunner, fake_route, fake_tick, fake_worker
 
-pytestmark = pytest.mark.skip(reason="needs the kernel's caps")
-
 ASKS = {"render": {"prefers": "gpu exists"}, "send": {}}
 
 

@@ -50,7 +50,6 @@ class TestOwnThresholds(PolicyContract):
         return hold
 
 
-@pytest.mark.skip(reason="needs the kernel's caps")
 class TestMaxHold(PolicyContract):
     """While it holds all but what has waited for max_hold, which starts at a rate."""
 
@@ -62,7 +61,6 @@ class TestMaxHold(PolicyContract):
         return hold
 
 
-@pytest.mark.skip(reason="needs the kernel's caps")
 class TestRelease(PolicyContract):
     """While it releases the backlog of a hold that ended."""
 

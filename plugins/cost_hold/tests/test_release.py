@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 import psycopg
-import pytest
 from harvest_cost_hold import CostHold, CostHoldConfig
 
 from harvest_core import Client, Harvest, Task
 from harvest_core.testing import FakeClock
-
-pytestmark = pytest.mark.skip(reason="needs the kernel's caps")
 
 
 def app_of(dsn: str, hold: CostHold, concurrency: int = 20) -> Harvest:
