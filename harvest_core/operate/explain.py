@@ -15,7 +15,7 @@ import psycopg
 
 from harvest_core.claim.statement import verdict_statement
 from harvest_core.errors import HookError, TaskNotFoundError
-from harvest_core.model import Attributed, Clause, Peer, Route, Skip, Tick
+from harvest_core.model import Attributed, Budget, Clause, Route, Skip, Tick
 from harvest_core.policies import Policies
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.database import Database
@@ -92,7 +92,8 @@ async def explain(database: Database, policies: Policies, task_id: int) -> Expla
     rows = await live_workers(database)
     due_for = await views.due_for(database, task_id)
     workers = [await _judge(database, policies, row, rows, route, paused, due_for) for row in rows]
-    return Explanation(task, _sentence(task, workers), tuple(workers))
+    occupants = await views.lane_occupants(database, task.lane) if task.state == "blocked" and task.lane else []
+    return Explanation(task, _sentence(task, workers, occupants), tuple(workers))
 
 
 async def _judge(
@@ -106,9 +107,8 @@ async def _judge(
 ) -> WorkerVerdict:
     own = policies.only(row.plugins)
     # As in a claim: whoever needs no peers sees none.
-    needs_peers = any(plugin.needs_peers for plugin in own.plugins.values())
-    peers = tuple(Peer(other.worker, _free(other)) for other in rows if needs_peers and other is not row)
-    tick = Tick(row.worker, max(1, _free(row)), row.live, peers=peers)
+    peers = tuple(other.peer for other in rows if own.needs_peers() and other is not row)
+    tick = Tick(row.worker, max(1, row.peer.free), row.live, peers=peers)
     verdicts = [_kernel(row, route, paused)]
     for slug in row.plugins:
         if slug in own.plugins:
@@ -117,11 +117,7 @@ async def _judge(
             verdicts.append(Verdict(slug, NOT_JUDGED, (f"not_enabled_here:{slug}",)))
     found = {verdict.verdict for verdict in verdicts}
     eligible = False if REFUSES in found else None if NOT_JUDGED in found else True
-    return WorkerVerdict(row.worker.id, row.worker.name, eligible, tuple(verdicts), _free(row), row.live_age)
-
-
-def _free(row: WorkerRow) -> int:
-    return 0 if row.draining else max(0, row.concurrency - row.running)
+    return WorkerVerdict(row.worker.id, row.worker.name, eligible, tuple(verdicts), row.peer.free, row.live_age)
 
 
 def _kernel(row: WorkerRow, route: Route, paused: frozenset[str]) -> Verdict:
@@ -144,7 +140,8 @@ async def _policy(
     try:
         if route.kind == "activity":  # no policy skips a workflow
             for skip in policies.skips_of(slug, tick):
-                reasons += skip.reasons if skip.activity == route.name and _refuses(skip, due_for) else ()
+                if skip.activity == route.name and await _refuses(database, policies, tick, skip, due_for):
+                    reasons += skip.reasons
         for clause in policies.clauses_of(slug, tick):
             if not await _admits(database, slug, clause, route):
                 reasons += tuple(clause.reasons(route)) or (f"refused_by_clause:{slug}",)
@@ -155,11 +152,16 @@ async def _policy(
     return Verdict(slug, REFUSES if reasons else ALLOWS, tuple(dict.fromkeys(reasons)))
 
 
-def _refuses(skip: Skip, due_for: float) -> bool:
+async def _refuses(database: Database, policies: Policies, tick: Tick, skip: Skip, due_for: float) -> bool:
     """Return whether a skip refuses a task that has been due for so many seconds, or for a negative number not yet."""
     is_old = skip.unless_older is not None and due_for >= skip.unless_older
     is_young = skip.unless_younger is not None and due_for < skip.unless_younger
-    return not (skip.at_most or is_old or is_young)
+    if is_old or is_young:
+        return False
+    if isinstance(budget := skip.at_most, Budget):
+        sharing = [other.activity for _, other in policies.skips(tick) if other.at_most == budget]
+        return await views.budget_room(database, budget, sharing) <= 0
+    return not budget
 
 
 async def _admits(database: Database, slug: str, clause: Clause, route: Route) -> bool:
@@ -168,16 +170,23 @@ async def _admits(database: Database, slug: str, clause: Clause, route: Route) -
     return bool(rows and rows[0][5])
 
 
-def _sentence(task: TaskStatus, workers: Sequence[WorkerVerdict]) -> str:
+def _sentence(task: TaskStatus, workers: Sequence[WorkerVerdict], occupants: Sequence[int] = ()) -> str:
     if task.finished:
         return f"it is {task.state}" + (f": {task.error}" if task.error and task.state != "completed" else "")
     if task.state == "running":
         name = next((worker.worker_name for worker in workers if worker.worker_id == task.worker_id), task.worker_id)
-        return f"it is running, attempt {task.attempt}, on worker {name}"
+        asked = f"; it was asked to stop ({task.error}) and has not ended yet" if task.asked_to_stop else ""
+        return f"it is running, attempt {task.attempt}, on worker {name}{asked}"
     if task.state == "scheduled":
         wait = max(0.0, (task.scheduled_at - datetime.now(UTC)).total_seconds())
         cause = f"attempt {task.attempt} failed ({task.error}); the next" if task.attempt else "the first attempt"
         return f"{cause} is due in {wait:.0f} s"
+    if task.state == "blocked":
+        held = f"taken by task {', '.join(map(str, occupants))}" if occupants else "not open yet"
+        return f"it waits for its lane {task.lane!r}, which is {held}"
+    if task.state == "suspect":
+        died = f"{task.crashes} worker{'s' if task.crashes != 1 else ''} died while running it"
+        return f"{died}, so a worker takes it only while it runs no other such task; {_pending_sentence(workers)}"
     return _pending_sentence(workers)
 
 

@@ -83,7 +83,7 @@ async def test_each_role_does_its_work(roles):
         await loop
     database = Database(roles("worker"))
     await database.open()
-    assert await tasks.rescue(database) == (0, 0)
+    assert (await tasks.rescue(database)).orphaned == 0
     assert await tasks.remove_idle_routes(database) == 1
     assert await tasks.extend_finished(database, 9) == 2
     await database.close()

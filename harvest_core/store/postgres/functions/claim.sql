@@ -193,7 +193,6 @@ create or replace function {schema}.budget_counts(
 declare
     share record;
     used jsonb;
-    running integer;
 begin
     for share in
         select k.k, budgets[k.k] as name from generate_subscripts(budgets, 1) k(k) where budgets[k.k] is not null
@@ -204,15 +203,21 @@ begin
             exit when found;
             insert into {schema}.budgets (name) values (share.name) on conflict do nothing;
         end loop;
-        if concurrencies[share.k] is not null then
-            select count(*) into running from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
-            where t.state = 'running' and r.kind = 'activity' and r.name = any(array(
+        counts[share.k] := {schema}.budget_room(
+            used, concurrencies[share.k], budget_starts[share.k], periods[share.k], array(
                 select group_names[c.cap_group] from unnest(cap_groups, cap_counters) c(cap_group, counter)
                 where c.counter = share.k));
-        end if;
-        counts[share.k] := least(
-            concurrencies[share.k] - running,
-            budget_starts[share.k] - {schema}.window_starts(used, periods[share.k]), 2147483647);
     end loop;
     return counts;
 end $$;
+
+-- How many tasks of these activities a budget lets start now.
+create or replace function {schema}.budget_room(
+    used jsonb, concurrency integer, starts integer, period double precision, activities text[]
+) returns integer language sql volatile as $$
+    select least(
+        concurrency - case when concurrency is not null then (
+            select count(*) from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
+            where t.state = 'running' and r.kind = 'activity' and r.name = any(activities)) end,
+        starts - {schema}.window_starts(used, period), 2147483647)::integer
+$$;
