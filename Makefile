@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv; nothing else has to be installed but Python 3.11+ and make.
 PYTHON ?= python3
-PLUGINS := capabilities flags weights cost_hold
+PLUGINS := capabilities flags weights cost_hold limits
 BIN := .venv/bin
 
 .PHONY: setup demo test alone check bench chaos clean

@@ -29,6 +29,7 @@ from harvest_core.model import (
     Turn,
     Worker,
 )
+from harvest_core.rate import starts_and_period
 
 __all__ = [
     "HOOK_API",
@@ -57,6 +58,7 @@ __all__ = [
     "hookimpl",
     "near_match",
     "seconds",
+    "starts_and_period",
 ]
 
 

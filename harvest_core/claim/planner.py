@@ -44,9 +44,17 @@ class Plan:
 
     @property
     def partial(self) -> tuple[Skip, ...]:
-        """The skips of claimable activities that refuse some of their tasks, not all."""
-        claimable = set(self.activities)
-        return tuple(skip for _, skip in self.skips if skip.activity in claimable)
+        """The skips of claimable activities that refuse some of their tasks, not all, and what counts in their budgets.
+
+        Others that share a budget with them count in it too, though nothing of theirs may be claimed here.
+        """
+        own = [skip for _, skip in self.skips if skip.activity in self.activities]
+        shared = {skip.at_most.name for skip in own if isinstance(skip.at_most, Budget)}
+        return tuple(
+            skip
+            for _, skip in self.skips
+            if skip.activity in self.activities or (isinstance(skip.at_most, Budget) and skip.at_most.name in shared)
+        )
 
 
 def plan(policies: Policies, tick: Tick, workflows: frozenset[str] = frozenset(), closed: tuple[int, ...] = ()) -> Plan:

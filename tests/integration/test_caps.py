@@ -75,6 +75,32 @@ async def test_two_activities_share_a_budget(kernel):
     assert len(await worker.take(9, skips=both)) == 1
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("known", [("work",), ("work", "other")])
+async def test_a_shared_budget_counts_what_this_worker_may_not_claim(kernel, known):
+    """A worker that does not know the other activity of a budget, or must not take it now, counts its tasks too."""
+    await kernel.enqueue(count=3)
+    await kernel.enqueue("other", 3)
+    shared = {"at_most": Budget("limits:api", concurrency=2)}
+    both = (("work", shared), ("other", shared))
+    one = await kernel.claimer("other")
+    assert len(await one.take(1, skips=skips(*both))) == 1
+    two = await kernel.claimer(*known)
+    held = {"skips": skips(*both, ("other", {})), "activities": ("work",)}
+    assert [claim.route.name for claim in await two.take(9, **held)] == ["work"]
+
+
+@pytest.mark.matrix
+async def test_a_budget_survives_a_change_of_its_period(kernel):
+    """Starts of a shorter period do not fill the window of a longer one for ever, nor the other way round."""
+    await kernel.enqueue(count=9)
+    worker = await kernel.claimer("work")
+    for period, expected in ((60.0, 3), (3600.0, 3), (1.0, 3)):
+        budget = skips(("work", {"at_most": Budget("limits:a", starts=3, period=period)}))
+        assert len(await worker.take(9, skips=budget)) == expected
+        assert await worker.take(9, skips=budget) == []
+
+
 async def test_a_budget_has_one_limit():
     """Two skips that give one budget different limits are a fault of the plugin that came second."""
     with pytest.raises(HookError) as caught:

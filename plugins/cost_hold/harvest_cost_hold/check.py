@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from harvest_core.plugin import BuildView, Problem, near_match
-from harvest_cost_hold.config import CostHoldConfig, starts_and_period
+from harvest_core.plugin import BuildView, Problem, near_match, starts_and_period
+from harvest_cost_hold.config import CostHoldConfig
 from harvest_cost_hold.source import resolve
 
 _FOREVER = 1e10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import attrs
@@ -11,8 +10,6 @@ from harvest_core.plugin import Duration, Json
 
 SETTING = "setting"
 """The one source name that is no entry point: the runtime setting `cost_signal`."""
-_PERIODS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RATE = re.compile(r"([1-9][0-9]{0,8})/([smhd])")
 
 
 @attrs.frozen
@@ -73,15 +70,3 @@ class CostHoldConfig:
         """Return the whole configuration as JSON; a source given in code is called `callable`."""
         source = self.source if self.source is None or isinstance(self.source, str) else "callable"
         return attrs.asdict(self, recurse=False) | {"source": source, "activities": self.names}
-
-
-def starts_and_period(rate: object) -> tuple[int, float]:
-    """Return how many tasks may start in how many seconds by a rate such as `"10/m"`.
-
-    Raises:
-        ValueError: it has another form.
-    """
-    if isinstance(rate, str) and (match := _RATE.fullmatch(rate)):
-        return int(match[1]), _PERIODS[match[2]]
-    msg = f'{rate!r} is no rate; expected a whole number above 0 and a period, such as "10/m" (s, m, h or d)'
-    raise ValueError(msg)

@@ -24,9 +24,10 @@ from harvest_core.plugin import (
     Skip,
     Tick,
     hookimpl,
+    starts_and_period,
 )
 from harvest_cost_hold.check import problems
-from harvest_cost_hold.config import CostHoldConfig, starts_and_period
+from harvest_cost_hold.config import CostHoldConfig
 from harvest_cost_hold.holds import Holds
 from harvest_cost_hold.metrics import HoldCollector
 from harvest_cost_hold.signal import Signal

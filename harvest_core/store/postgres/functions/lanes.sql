@@ -1,10 +1,11 @@
 -- A window of starts is a JSON object: starts by slot, a hundredth of the period. A start counts until its whole slot has
--- left the window, so that no window of that length, wherever it begins, ever holds more than is allowed.
+-- left the window, so that no window of that length, wherever it begins, ever holds more than is allowed. Slots far ahead
+-- stem from a shorter period that was configured before: they are dropped, or they would count for ever.
 
 create or replace function {schema}.window_starts(used jsonb, period double precision) returns integer
 language sql volatile as $$
     select coalesce(sum(u.value::integer), 0)::integer from jsonb_each_text(used) u
-    where u.key::bigint > floor(extract(epoch from clock_timestamp()) * 100 / period)::bigint - 101
+    where u.key::bigint - floor(extract(epoch from clock_timestamp()) * 100 / period)::bigint between -100 and 100
 $$;
 
 create or replace function {schema}.window_add(used jsonb, period double precision, starts timestamptz[]) returns jsonb
@@ -15,7 +16,7 @@ language sql volatile as $$
             union all
             select floor(extract(epoch from a.at) * 100 / period)::bigint, 1 from unnest(starts) a(at)
         ) e
-        where e.slot > floor(extract(epoch from clock_timestamp()) * 100 / period)::bigint - 101
+        where e.slot - floor(extract(epoch from clock_timestamp()) * 100 / period)::bigint between -100 and 100
         group by e.slot
     ) s
 $$;
