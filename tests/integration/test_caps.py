@@ -152,6 +152,27 @@ async def test_a_budget_is_exact_under_race(kernel):
     assert await kernel.one("select count(*) from finished") == 400
 
 
+@pytest.mark.matrix
+async def test_nothing_slips_in_between_count_and_claim(kernel):
+    """Many claims that all began before any of them counted take no more than the budget (pgqueuer#761)."""
+    await kernel.enqueue(count=60)
+    budget = skips(("work", {"at_most": Budget("limits:a", concurrency=3, starts=5, period=HOUR)}))
+    claimers = [await kernel.claimer("work", database=await kernel.another_database(1)) for _ in range(12)]
+    idle = await kernel.claimer("work")
+    (first,) = await idle.take(1, skips=budget)
+    holder = await kernel.connection(autocommit=False)
+    await holder.execute("select from budgets for update")
+    claims = [asyncio.create_task(claimer.take(5, skips=budget)) for claimer in claimers]
+    waiting = (
+        "select count(*) = 12 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    await kernel.until(lambda: kernel.one(waiting))
+    await idle.finish([first])
+    await holder.commit()
+    assert sum(map(len, await asyncio.gather(*claims))) == 3
+    assert len(await claimers[0].take(5, skips=budget)) == 0
+
+
 async def test_a_full_budget_touches_nothing(kernel):
     """What a cap refuses is not locked and not written (K6)."""
     await kernel.enqueue(count=3)

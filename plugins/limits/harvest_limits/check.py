@@ -50,7 +50,7 @@ def _limit(limit: Limit, where: str) -> Iterator[Problem]:
 def _activity(name: str, where: str, build: BuildView) -> Iterator[Problem]:
     activity = build.activities.get(name)
     if activity is None:
-        message = f"{name!r} is no registered activity, so limiting it has no effect"
+        message = f"{name!r} is no activity of this app, so nothing of it is limited here"
         yield Problem("limits.unknown-activity", where, message, near_match(name, build.activities), warning=True)
     elif activity.local:
         message = f"{name!r} is a local activity and runs inline, where nothing can limit it"
