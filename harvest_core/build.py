@@ -34,7 +34,12 @@ ENQUEUE_OPTIONS = (
     "key",
     "max_attempts",
     "start_to_close",
+    "schedule_to_start",
+    "schedule_to_close",
     "heartbeat",
+    "lane",
+    "key_period",
+    "on_conflict",
     "elsewhere",
 )
 """The kernel's own options of an enqueue; plugins add theirs."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -26,8 +27,9 @@ from harvest_core.errors import (
 from harvest_core.model import Json
 from harvest_core.payload import encode, storable_text
 from harvest_core.plugin import Setting
+from harvest_core.store.postgres import control, settings
 from harvest_core.store.postgres import inspect as views
-from harvest_core.store.postgres import settings
+from harvest_core.store.postgres.control import Cancelled, Selection
 from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.enqueue import enqueue_many, enqueue_many_on_async
 from harvest_core.store.postgres.inspect import TaskStatus
@@ -46,6 +48,14 @@ class Task:
     id: int
     created: bool
     _client: Client = attrs.field(repr=False, eq=False)
+
+    async def cancel(self, reason: str = "cancelled") -> Cancelled:
+        """Cancel it: it ends at once unless it runs, else its attempt is asked to stop."""
+        return await self._client.cancel(self.id, reason=reason)
+
+    async def retry(self) -> bool:
+        """Put it back with all its attempts after it failed or was cancelled; False where that cannot be."""
+        return bool(await self._client.retry(self.id, states=("failed", "cancelled")))
 
     async def status(self) -> TaskStatus:
         """Return the task as it stands.
@@ -180,13 +190,66 @@ class Client:
             raise TaskFailedError(msg)
         return found.result
 
+    async def cancel(
+        self,
+        *task_ids: int,
+        queue: str | None = None,
+        activity: RegisteredActivity[..., Any] | str | None = None,
+        reason: str = "cancelled",
+    ) -> Cancelled:
+        """Cancel the tasks that meet everything given.
+
+        Those that do not run end at once. A running async function is cancelled; a running plain function is told by
+        `current_task().cancelled`, and keeps its slot until it returns.
+
+        Args:
+            task_ids: ids of tasks; none for any.
+            queue: name of a queue.
+            activity: an activity or its name.
+            reason: kept as the task's error.
+
+        Raises:
+            HarvestError: nothing was given: all tasks at once is refused.
+        """
+        return await control.cancel(self.database, _selection(task_ids, queue, activity), storable_text(reason))
+
+    async def retry(
+        self,
+        *task_ids: int,
+        queue: str | None = None,
+        activity: RegisteredActivity[..., Any] | str | None = None,
+        states: Sequence[str] = ("failed",),
+        since: datetime | None = None,
+    ) -> list[int]:
+        """Put finished tasks back with all their attempts, under the same ids, and return these ids.
+
+        A task whose key another one has by now stays as it is.
+
+        Args:
+            task_ids: ids of tasks; none for any.
+            queue: name of a queue.
+            activity: an activity or its name.
+            states: `failed`, `cancelled` or both.
+            since: only those that ended then or later; with a time zone.
+
+        Raises:
+            HarvestError: nothing was given but states: all tasks at once is refused.
+        """
+        if unknown := [state for state in states if state not in ("failed", "cancelled")]:
+            msg = f"retry of {unknown[0]!r} tasks: only failed and cancelled tasks can be put back"
+            raise HarvestError(msg)
+        if since is not None and since.tzinfo is None:
+            msg = f"retry since {since!r}: expected a datetime with a time zone"
+            raise HarvestError(msg)
+        return await control.retry(self.database, _selection(task_ids, queue, activity), states, since)
+
     async def pause_queue(self, queue: str) -> None:
-        """Pause a queue: no claim that starts from now on takes a task of it."""
-        await self.database.fetch("select {schema}.pause_queue(%s::text)", [queue])
+        """Pause a queue: no claim that starts from now on takes a task of it, and schedule_to_start stands still."""
+        await control.pause_queue(self.database, queue)
 
     async def resume_queue(self, queue: str) -> bool:
         """Resume a queue; False where it was not paused."""
-        return bool((await self.database.fetch("select {schema}.resume_queue(%s::text)", [queue]))[0][0])
+        return await control.resume_queue(self.database, queue)
 
     async def settings(self) -> Mapping[str, Setting]:
         """Return the runtime settings by key."""
@@ -198,3 +261,8 @@ class Client:
             msg = f"setting {key!r}: a key is text that is not blank, without NUL and halves of surrogate pairs"
             raise PayloadError(msg)
         return await settings.write_setting(self.database, key, encode(value, f"setting {key!r}"))
+
+
+def _selection(ids: Sequence[int], queue: str | None, activity: RegisteredActivity[..., Any] | str | None) -> Selection:
+    name = activity.name if isinstance(activity, RegisteredActivity) else activity
+    return Selection(list(ids) or None, queue, name)

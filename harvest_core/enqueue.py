@@ -18,6 +18,9 @@ from harvest_core.store.postgres.enqueue import NewTask
 _INTEGER = 2**31
 _SECONDS = 300 * 365.25 * 86400
 _TEXT_BYTES = 1024
+_SPANS = ("delay", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat", "key_period")
+ON_CONFLICT = ("ignore", "replace", "raise")
+"""What an enqueue may do where another task has its key."""
 _LAST_YEAR = 9000
 
 
@@ -112,13 +115,15 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
         found.setdefault("priority", activity.priority)
         found.setdefault("max_attempts", activity.retry.max_attempts)
         found.setdefault("start_to_close", activity.start_to_close)
+        found.setdefault("schedule_to_start", activity.schedule_to_start)
+        found.setdefault("schedule_to_close", activity.schedule_to_close)
         found.setdefault("heartbeat", activity.heartbeat)
     for option in ("priority", "max_attempts"):
         value, least = found.get(option), 1 if option == "max_attempts" else -_INTEGER
         if value is not None and not (type(value) is int and least <= value < _INTEGER):
             msg = f"enqueue of {name!r}: {option} is {value!r}; expected a whole number from {least} to {_INTEGER - 1}"
             raise EnqueueError(msg)
-    for option in ("queue", "key"):
+    for option in ("queue", "key", "lane"):
         value = found.get(option)
         if value is not None and not (isinstance(value, str) and value.strip() and storable_text(value) == value):
             msg = f"enqueue of {name!r}: {option} is {value!r}; expected text that is not blank, without NUL"
@@ -126,7 +131,7 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
         if value is not None and len(value.encode()) > _TEXT_BYTES:
             msg = f"enqueue of {name!r}: {option} takes more than {_TEXT_BYTES} bytes; use a digest of it"
             raise EnqueueError(msg)
-    for option in ("delay", "start_to_close", "heartbeat"):
+    for option in _SPANS:
         if found.get(option) is not None:
             try:
                 found[option] = seconds(found[option])
@@ -136,6 +141,13 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
             if found[option] > _SECONDS or (found[option] <= 0 and option != "delay"):
                 msg = f"enqueue of {name!r}: {option} is {found[option]:g} s; expected above 0 and at most 300 years"
                 raise EnqueueError(msg)
+    if found.setdefault("on_conflict", "ignore") not in ON_CONFLICT:
+        hint = near_match(str(found["on_conflict"]), ON_CONFLICT) or f"one of {', '.join(ON_CONFLICT)}"
+        msg = f"enqueue of {name!r}: on_conflict is {found['on_conflict']!r}; {hint}"
+        raise EnqueueError(msg)
+    if found.get("key") is None and (found.get("key_period") is not None or found["on_conflict"] != "ignore"):
+        msg = f"enqueue of {name!r}: key_period and on_conflict say what a key does; give key= too"
+        raise EnqueueError(msg)
     moment = found.get("scheduled_at")
     if moment is not None and not (isinstance(moment, datetime) and moment.tzinfo is not None):
         msg = f"enqueue of {name!r}: scheduled_at is {moment!r}; expected a datetime with a time zone"

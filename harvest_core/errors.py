@@ -63,6 +63,10 @@ class EnqueueError(HarvestError):
     """A task cannot be enqueued as asked; nothing was written."""
 
 
+class KeyTakenError(EnqueueError):
+    """Another task has the key, and the call said `on_conflict="raise"`."""
+
+
 class UnknownActivityError(EnqueueError):
     """The app registers no activity of that name, so no worker of it would run the task."""
 

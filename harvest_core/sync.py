@@ -59,6 +59,8 @@ class SyncTask:
     created: bool
     _client: OnLoop[Client] = attrs.field(repr=False, eq=False)
 
+    cancel = _twin(Task.cancel)
+    retry = _twin(Task.retry)
     status = _twin(Task.status)
     result = _twin(Task.result)
 
@@ -95,6 +97,8 @@ class SyncClient:
 
     status = _twin(Client.status)
     result = _twin(Client.result)
+    cancel = _twin(Client.cancel)
+    retry = _twin(Client.retry)
     pause_queue = _twin(Client.pause_queue)
     resume_queue = _twin(Client.resume_queue)
     settings = _twin(Client.settings)

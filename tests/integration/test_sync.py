@@ -293,7 +293,15 @@ def program(text, dsn, **options):
         client = app.sync_client()
     """
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(start) + textwrap.dedent(text)],
+        [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+            "-c",
+            textwrap.dedent(start) + textwrap.dedent(text),
+        ],
         env={**os.environ, "DSN": dsn},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -325,6 +333,47 @@ def test_ctrl_c_ends_the_process(harvest_database):
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1
     assert errors.endswith("KeyboardInterrupt\n")
+
+
+def test_ctrl_c_gives_a_workers_tasks_back(harvest_database):
+    """A worker in a script that is interrupted leaves its task to others, and ends at once (K12)."""
+    process = program(
+        """
+        @app.activity
+        async def endless():
+            print("runs", flush=True)
+            await asyncio.sleep(3600)
+
+        task = client.enqueue(endless)
+        try:
+            with app.sync_worker() as worker:
+                worker.run()
+        except KeyboardInterrupt:
+            print(task.status().state, task.status().worker_id)
+        """,
+        harvest_database,
+    )
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, process.returncode) == ("pending None\n", 0), errors
+
+
+def test_a_signal_handler_may_stop_a_worker(app):
+    """`stop` takes no lock, and `run` in the main thread returns."""
+    with app.sync_worker() as worker, app.sync_client() as client:
+        before = signal.signal(signal.SIGUSR1, lambda *_: worker.stop())
+        task = client.enqueue("add", 1, 1)
+
+        def stop():
+            task.result(timeout=PATIENCE)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        assert worker.run() is None
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "del client"])
