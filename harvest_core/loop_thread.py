@@ -154,7 +154,7 @@ def _outcome(call: concurrent.futures.Future[R]) -> R:
     try:
         return call.result()
     except concurrent.futures.CancelledError:
-        msg = "the client was closed while this call was under way"
+        msg = "closed while this call was under way: what it did is not known"
         raise HarvestError(msg) from None
     except BaseException:
         call.cancel()  # an interrupt came here, in the waiting thread

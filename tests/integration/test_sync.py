@@ -230,7 +230,7 @@ def test_close_ends_the_calls_of_other_threads(app):
         client.close()
         with pytest.raises(HarvestError) as caught:
             waiting.result(PATIENCE)
-    assert str(caught.value) == "the client was closed while this call was under way"
+    assert str(caught.value) == "closed while this call was under way: what it did is not known"
     assert loops() == []
 
 
@@ -284,9 +284,17 @@ def _tasks(opened):
 
 
 def program(text, dsn, **options):
-    """Start a program that has an app and a client."""
+    """Start a program that has an app and a client, and that tells of a loop that outlives its end."""
     start = """
-        import asyncio, os, sys, threading
+        import asyncio, atexit, os, sys, threading
+
+        @atexit.register
+        def last():
+            for thread in threading.enumerate():
+                if thread.name == "harvest-loop":
+                    thread.join(2)
+                    print("a loop outlives the program" if thread.is_alive() else "", end="", file=sys.stderr)
+
         from harvest_core import Harvest
         app = Harvest({"harvest": {"dsn": os.environ["DSN"]}})
         app.activity(name="work")(print)
