@@ -306,7 +306,7 @@ def program(text, dsn, **options):
             "-X",
             "dev",
             "-W",
-            "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+            "ignore:This process:DeprecationWarning",
             "-c",
             textwrap.dedent(start) + textwrap.dedent(text),
         ],
