@@ -10,12 +10,13 @@ import time
 import claims
 import head
 import policies
+import schedules
 import throughput
 from ground import Figure, ground
 from rich.console import Console
 from rich.table import Table
 
-PARTS = (policies, claims, throughput, head)
+PARTS = (policies, claims, throughput, head, schedules)
 
 
 def main() -> int:

@@ -16,6 +16,8 @@ from harvest_core.duration import Duration, seconds
 from harvest_core.errors import Problem, near_match
 from harvest_core.model import Activity, Retry
 from harvest_core.plugin import Plugin
+from harvest_core.schedule import Schedule
+from harvest_core.scheduling import schedule_problems
 from harvest_core.sync import SyncClient, SyncWorker
 from harvest_core.worker.worker import Worker
 
@@ -38,6 +40,7 @@ class Harvest:
         self._setup: composition.Setup | None = None
         self._activities: dict[str, Activity] = {}
         self._middleware: list[Callable[..., Any]] = []
+        self._schedules: list[Schedule] = []
         self._faults: list[Problem] = []
 
     @classmethod
@@ -160,6 +163,39 @@ class Harvest:
         self._middleware.append(function)
         return function
 
+    def schedule(
+        self,
+        name: str,
+        activity: RegisteredActivity[..., Any] | str,
+        /,
+        *args: Any,
+        cron: str | None = None,
+        every: str | float | None = None,
+        timezone: str | None = None,
+        catch_up: str = "one",
+        overlap: str = "skip",
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Have an activity enqueued at set times, as long as a live worker declares it so.
+
+        Args:
+            name: unique in the database.
+            activity: the declared activity, or its name.
+            args: positional arguments of its tasks.
+            cron: minute, hour, day, month and weekday, e.g. `"0 3 * * *"`; six fields begin with seconds.
+            every: in place of cron a length of time, 1 s to 366 days, counted from 1970-01-01 UTC.
+            timezone: in which cron is read, e.g. `"Europe/Berlin"`; UTC unless given.
+            catch_up: for ticks missed while no worker ran: `"one"` enqueues the newest of them, `"all"` the newest
+                1000, `"none"` none that is more than a minute late.
+            overlap: while an earlier task is unfinished, held or running: `"skip"` leaves the tick out, `"allow"`
+                enqueues it, `"buffer_one"` lets one task wait beside a running one.
+            kwargs: keyword arguments of its tasks.
+            options: of the enqueue, such as `queue`, `priority` and what plugins add; none is there unless given here.
+        """
+        made = Schedule(name, activity, args, kwargs, cron, every, timezone, catch_up, overlap, options)
+        self._schedules.append(made)
+
     @overload
     def plugin(self, which: type[PluginT]) -> PluginT: ...
     @overload
@@ -184,7 +220,9 @@ class Harvest:
         Raises:
             BuildError: with every problem found.
         """
-        return composition.build(self.setup, self._activities, self._middleware, self._faults)
+        return composition.build(
+            self.setup, self._activities, self._middleware, self._faults, self._schedules, schedule_problems
+        )
 
     def client(self) -> Client:
         """Return a client, to be used as `async with app.client() as client`."""

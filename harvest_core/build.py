@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from harvest_core import config as configuration
 from harvest_core import registry
+from harvest_core.codec import codec_of
 from harvest_core.errors import BuildError, HookError, Problem, near_match
 from harvest_core.model import Activity, BuildView
+from harvest_core.payloads import Payloads
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies, implementation_problems
+from harvest_core.schedule import Schedule
 from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
 
 _log = logging.getLogger("harvest")
@@ -88,6 +91,8 @@ class Build:
         warnings: what the checks found that need not stop anyone.
         view: what the plugins saw of this build.
         backend: where tasks are kept.
+        payloads: how arguments and results are stored.
+        schedules: what the app declares.
         registry: the metrics of this build.
     """
 
@@ -99,6 +104,8 @@ class Build:
     warnings: Sequence[Problem]
     view: BuildView
     backend: Backend
+    payloads: Payloads = attrs.field(factory=Payloads)
+    schedules: Sequence[Schedule] = ()
     registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
     @property
@@ -163,6 +170,8 @@ def build(
     activities: Mapping[str, Activity],
     middleware: Sequence[Callable[..., Any]],
     faults: Sequence[Problem],
+    schedules: Sequence[Schedule] = (),
+    check: Callable[[Build], Iterable[Problem]] = lambda _: (),
 ) -> Build:
     """Check that everything fits together.
 
@@ -171,6 +180,8 @@ def build(
         activities: the app's activities by name.
         middleware: the app's middleware, outermost first.
         faults: problems the app found while its activities were declared.
+        schedules: the app's schedules.
+        check: yields what is wrong with the build once it is made.
 
     Raises:
         BuildError: with every problem found.
@@ -188,6 +199,10 @@ def build(
     problems += _feature_problems(setup.plugins.values(), backend or POSTGRESQL)
     problems += _owner_problems(policies, table.order_owner)
     problems += _option_problems(setup.plugins.values(), activities.values())
+    codec, found = codec_of(setup.plugins.values())
+    problems += found
+    payloads, found = Payloads.of({name: one for name, one in activities.items() if not one.local}, codec)
+    problems += found
     view = BuildView(
         activities=dict(activities),
         queues=tuple(setup.config.worker.queues),
@@ -205,8 +220,10 @@ def build(
         warnings=tuple(problem for problem in problems if problem.warning),
         view=view,
         backend=backend or POSTGRESQL,
+        payloads=payloads,
+        schedules=tuple(schedules),
     )
-    _raise_errors(problems)
+    _raise_errors([*problems, *check(made)])
     try:
         policies.facts(view)
         policies.register_metrics(made.registry)

@@ -27,6 +27,7 @@ from harvest_core.errors import (
 from harvest_core.model import Json
 from harvest_core.payload import encode, storable_text
 from harvest_core.plugin import Setting
+from harvest_core.schedule_client import ScheduleClient
 from harvest_core.store.postgres import control, settings
 from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.control import Cancelled, Selection
@@ -66,19 +67,20 @@ class Task:
         return await self._client.status(self.id)
 
     async def result(self, timeout: float | str | None = None) -> Any:
-        """Wait for the task's end and return its result.
+        """Wait for the task's end and return its result, of the type that the activity's hint says.
 
         Args:
             timeout: seconds, or a length of time such as "10s"; None waits for ever.
 
         Raises:
             TaskFailedError: it failed or was cancelled.
+            PayloadError: the result does not match the activity's type hint here, or cannot be decoded.
             TimeoutError: it has not ended in time; it goes on.
         """
         return await self._client.result(self.id, timeout)
 
 
-class Client:
+class Client(ScheduleClient):
     """Use it as `async with app.client() as client`."""
 
     def __init__(
@@ -138,7 +140,7 @@ class Client:
         Raises:
             EnqueueError: an option or the connection cannot be used; nothing was written.
             UnknownActivityError: the app has no activity of that name.
-            PayloadError: the arguments cannot be stored.
+            PayloadError: an argument does not match its type hint, or cannot be stored.
         """
         call = Call(activity, args, kwargs, **options)
         return (await self.enqueue_many([call], connection=connection, notify=notify))[0]
@@ -164,7 +166,7 @@ class Client:
         return [Task(task_id, created, self) for task_id, created in rows]
 
     async def status(self, task_id: int) -> TaskStatus:
-        """Return a task as it stands.
+        """Return a task as it stands, its payloads as they are stored: JSON, neither structured nor decoded.
 
         Raises:
             TaskNotFoundError: no task of that id is known.
@@ -188,7 +190,7 @@ class Client:
         if found.state != "completed":
             msg = f"task {task_id} ({found.name}) {found.state} at attempt {found.attempt}: {found.error}"
             raise TaskFailedError(msg)
-        return found.result
+        return self._build.payloads.result(found.name, found.result)
 
     async def cancel(
         self,

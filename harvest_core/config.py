@@ -89,6 +89,7 @@ class HarvestTable:
         order_owner: the plugin that orders queues where two of the enabled ones could.
         notify: False where LISTEN/NOTIFY cannot be used (K11).
         retention: how long finished tasks are kept at least; they go by whole days, UTC (K13).
+        pooler: True where a pooler stands before the database that gives each transaction another connection.
     """
 
     app: _App | None = None
@@ -98,6 +99,12 @@ class HarvestTable:
     order_owner: _NotBlank | None = None
     notify: bool = True
     retention: _Retention = attrs.field(default=Duration(7 * 86_400.0))
+    pooler: bool = False
+
+    @property
+    def listens(self) -> bool:
+        """Whether a worker hears of what it should do; a pooler keeps no connection that could listen."""
+        return self.notify and not self.pooler
 
 
 @attrs.frozen

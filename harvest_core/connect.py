@@ -51,7 +51,7 @@ async def opened(config: Config, *, size: int = 4) -> AsyncIterator[Database]:
         server = await asyncio.to_thread(embedded.start, config.directory / ".harvest" / "postgres18")
         dsn = server.dsn
     try:
-        database = Database(dsn, config.harvest.schema, size)
+        database = Database(dsn, config.harvest.schema, size, pooler=config.harvest.pooler)
         await database.open()
         try:
             yield database

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -73,13 +72,12 @@ def new_task(build: Build, call: Call) -> NewTask:
     if activity is not None and activity.local:
         msg = f"{name!r} is a local activity: it runs inline in a workflow and is never enqueued"
         raise LocalActivityError(msg)
-    if activity is not None:
-        _check_arguments(activity, call)
+    args, kwargs = build.payloads.stored_arguments(name, call.args, call.kwargs)
     traits = _stamped(build, name, options)
     return NewTask(
         name=name,
-        args=encode(list(call.args), f"arguments of {name!r}"),
-        kwargs=encode(dict(call.kwargs), f"keyword arguments of {name!r}"),
+        args=args,
+        kwargs=kwargs,
         traits=encode(traits, f"options of {name!r}"),
         **_kernel_options(name, activity, options),
     )
@@ -98,14 +96,6 @@ def _stamped(build: Build, name: str, options: dict[str, Any]) -> dict[str, Json
         given.setdefault(slug, {})[option] = options.pop(option)
     traits = {slug: build.policies.plugins[slug].stamp(values) for slug, values in given.items()}
     return {slug: trait for slug, trait in traits.items() if trait is not None}
-
-
-def _check_arguments(activity: Activity, call: Call) -> None:
-    try:
-        inspect.signature(activity.function).bind(*call.args, **call.kwargs)
-    except TypeError as error:
-        msg = f"arguments of {activity.name!r}: {error}"
-        raise EnqueueError(msg) from None
 
 
 def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, Any]) -> dict[str, Any]:

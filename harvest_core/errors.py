@@ -72,11 +72,19 @@ class UnknownActivityError(EnqueueError):
 
 
 class PayloadError(EnqueueError):
-    """Arguments or a result cannot be stored: not JSON, a NUL character, or over the limit."""
+    """Arguments or a result do not match their type hints, or cannot be stored or read: not JSON, over the limit."""
 
 
 class LocalActivityError(HarvestError):
     """A local activity was called outside a workflow."""
+
+
+class ScheduleError(HarvestError):
+    """A schedule cannot be written or removed as asked; nothing was changed."""
+
+
+class ScheduleNotFoundError(HarvestError):
+    """There is no schedule of that name."""
 
 
 class TaskNotFoundError(HarvestError):
@@ -110,6 +118,22 @@ class HookError(HarvestError):
 
 class DatabaseUnavailableError(HarvestError):
     """The database cannot be reached; the message names it without its password."""
+
+
+class MissingRightError(DatabaseUnavailableError):
+    """The database's role may not do what was asked; a worker waits until it may.
+
+    Attributes:
+        role: the role that connected.
+        denied: PostgreSQL's own words, such as `permission denied for table tasks`.
+    """
+
+    def __init__(self, role: str, denied: str) -> None:
+        super().__init__(role, denied)
+        self.role, self.denied = role, denied
+
+    def __str__(self) -> str:
+        return f"role {self.role!r} lacks a right: {self.denied}; docs/how-to/roles.md says what a role is granted"
 
 
 class SchemaError(HarvestError):

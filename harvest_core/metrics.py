@@ -53,6 +53,12 @@ class KernelMetrics:
             ["duty"],
             registry=registry,
         )
+        self.schedule_ticks = Counter(
+            "harvest_schedule_ticks",
+            "Ticks of schedules seen to here, by outcome: enqueued, overlap, missed, failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self.slots = Gauge("harvest_worker_slots", "Slots of this worker.", ["state"], registry=registry)
 
 

@@ -27,6 +27,15 @@ def encode(value: Any, what: str) -> str:
     Raises:
         PayloadError: it is not JSON, holds a NUL character or half a surrogate pair, or is over the limit.
     """
+    text = json_text(value, what)
+    if len(text) > LIMIT or (not text.isascii() and len(text.encode()) > LIMIT):
+        msg = f"{what}: takes more than {LIMIT // 1024 // 1024} MB; store it elsewhere and pass a reference"
+        raise PayloadError(msg)
+    return text
+
+
+def json_text(value: Any, what: str) -> str:
+    """Return value as JSON text of any length, as `encode` does otherwise."""
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
@@ -47,9 +56,6 @@ def encode(value: Any, what: str) -> str:
     if _SURROGATE.search(text):
         msg = f"{what}: holds half of a surrogate pair, which is no Unicode text; encode the bytes, e.g. base64"
         raise PayloadError(msg)
-    if len(text) > LIMIT or (not text.isascii() and len(text.encode()) > LIMIT):
-        msg = f"{what}: takes more than {LIMIT // 1024 // 1024} MB; store it elsewhere and pass a reference"
-        raise PayloadError(msg)
     return text
 
 
@@ -60,3 +66,24 @@ def storable_text(text: str) -> str:
         return clean
     half = _TEXT_LIMIT // 2
     return f"{clean[:half]}\n… {len(clean) - _TEXT_LIMIT} characters left out …\n{clean[-half:]}"
+
+
+def require_text_keys(value: Any, what: str) -> None:
+    """Refuse keys that JSON would turn into text in silence; value has been encoded and so does not contain itself.
+
+    Raises:
+        PayloadError: a mapping in value has such a key.
+    """
+    waiting = [value]
+    while waiting:  # without recursion, so that depth is no matter
+        part = waiting.pop()
+        if isinstance(part, dict):
+            for key in part:
+                if not isinstance(key, str):
+                    msg = (
+                        f"{what}: a mapping has a key of type {type(key).__name__}, which JSON would turn into text; "
+                        "use text keys, or give the mapping its type in the hint, e.g. dict[int, str]"
+                    )
+                    raise PayloadError(msg)
+            part = part.values()
+        waiting += [item for item in part if isinstance(item, dict | list | tuple)]

@@ -152,6 +152,18 @@ class Plugin:
         """
         return None
 
+    def encode_payload(self, data: bytes) -> bytes:
+        """Return the bytes to store in place of a payload's JSON text; one enabled plugin may override both of these.
+
+        Called for the arguments of every task enqueued and every result; no I/O, and safe in threads. Whatever it
+        raises refuses the payload; only the name of the exception's class is told.
+        """
+        return data
+
+    def decode_payload(self, data: bytes) -> bytes:
+        """Return what `encode_payload` was given. Whatever it raises fails the task, without another attempt."""
+        return data
+
     def sample_traits(self) -> Sequence[Json]:
         """Return traits, odd ones included, over which the probe evaluates this plugin's clauses."""
         return ()

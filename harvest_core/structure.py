@@ -125,6 +125,17 @@ def dotted(path: Path, *, follows: str = "") -> str:
     return text
 
 
+def note_step(error: BaseException) -> Path:
+    """Return the step, a key or position, that cattrs noted on an error, as a path; empty where it noted none."""
+    for note in getattr(error, "__notes__", ()):
+        for attribute in ("name", "index"):
+            # str has a method `index`; cattrs' notes shadow it with the position or key.
+            step = getattr(note, attribute, None)
+            if step is not None and not callable(step):
+                return (step,)
+    return ()
+
+
 def redacted(text: str) -> str:
     """Return text with the password of every DSN in it replaced by `***`; when in doubt, more than the password."""
     text = re.sub(r"(://[^:/@]*:).*@", r"\1***@", text, flags=re.DOTALL)
@@ -145,7 +156,7 @@ def _alone(cls: type[Any], key: str, value: object) -> list[Fault]:
 def _faults(error: BaseException, path: Path) -> Iterator[Fault]:
     if isinstance(error, BaseValidationError):
         for inner in error.exceptions:
-            yield from _faults(inner, path + _step(inner))
+            yield from _faults(inner, path + note_step(inner))
     elif isinstance(error, ForbiddenExtraKeysError):
         known = [field.name for field in attrs.fields(error.cl) if field.init]
         for key in sorted(error.extra_fields, key=str):
@@ -156,16 +167,6 @@ def _faults(error: BaseException, path: Path) -> Iterator[Fault]:
         yield Fault(path, "config.missing-key", "this key is required")
     else:
         yield Fault(path, "config.out-of-range", str(error) or type(error).__name__)
-
-
-def _step(error: BaseException) -> Path:
-    for note in getattr(error, "__notes__", ()):
-        for attribute in ("name", "index"):
-            # str has a method `index`; cattrs' notes shadow it with the position or key.
-            step = getattr(note, attribute, None)
-            if step is not None and not callable(step):
-                return (step,)
-    return ()
 
 
 def _shown(value: object) -> str:

@@ -59,10 +59,10 @@ class SyncTask:
     created: bool
     _client: OnLoop[Client] = attrs.field(repr=False, eq=False)
 
-    cancel = _twin(Task.cancel)
-    retry = _twin(Task.retry)
     status = _twin(Task.status)
     result = _twin(Task.result)
+    cancel = _twin(Task.cancel)
+    retry = _twin(Task.retry)
 
     def _drive(self, work: Callable[[Task], Coroutine[Any, Any, R]]) -> R:
         return self._client.run(lambda client: work(Task(self.id, self.created, client)))
@@ -99,6 +99,12 @@ class SyncClient:
     result = _twin(Client.result)
     cancel = _twin(Client.cancel)
     retry = _twin(Client.retry)
+    schedules = _twin(Client.schedules)
+    put_schedule = _twin(Client.put_schedule)
+    pause_schedule = _twin(Client.pause_schedule)
+    resume_schedule = _twin(Client.resume_schedule)
+    trigger_schedule = _twin(Client.trigger_schedule)
+    delete_schedule = _twin(Client.delete_schedule)
     pause_queue = _twin(Client.pause_queue)
     resume_queue = _twin(Client.resume_queue)
     settings = _twin(Client.settings)

@@ -22,11 +22,11 @@ _ENTRIES = files(__package__).joinpath("entries.sql").read_text(encoding="utf-8"
 _ORDER = "order by e.lane, e.priority desc, e.due, e.head"
 _ARRAYS = "".join(
     f",\n               array_agg(e.{column} {_ORDER}) as {name}"
-    for column, name in (("before", "befores"), ("cap_group", "cap_groups"))
+    for column, name in (("after", "afters"), ("before", "befores"), ("cap_group", "cap_groups"))
 )
 _FURTHER = ", pool => %(pool)s::text, prefetch => %(prefetch)s::double precision, mosts => %(mosts)s::integer[]"
 _CAPS = (
-    ",\n        befores => s.befores, groups => s.cap_groups, group_names => %(capped)s::text[], "
+    ",\n        afters => s.afters, befores => s.befores, groups => s.cap_groups, group_names => %(capped)s::text[], "
     "cap_groups => %(cap_groups)s::integer[],\n        cap_counters => %(cap_counters)s::integer[], "
     "cap_untils => (select array_agg(now() - make_interval(secs => u.age) order by u.n)\n"
     "            from unnest(%(cap_ages)s::double precision[]) with ordinality u(age, n)),\n        "
@@ -113,13 +113,12 @@ def clause_values(attributed: Attributed) -> dict[str, Any]:
 
 def _cap_values(skips: Sequence[Skip]) -> dict[str, Any]:
     """Return the arrays of ages, caps and counters, which the schema's function `claim` describes."""
-    ages: dict[str, float] = {}
+    spans = [(name, oldest, youngest) for name in _names(skips) for oldest, youngest in _spans(name, skips)]
     capped: dict[str, int] = {}
     caps: list[tuple[int, int, float | None]] = []
     counters: list[Budget | int] = []
     for skip in skips:
         if skip.unless_older is not None:
-            ages[skip.activity] = max(skip.unless_older, ages.get(skip.activity, 0.0))
             continue
         group = capped.setdefault(skip.activity, len(capped) + 1)
         shared = isinstance(skip.at_most, Budget) and skip.at_most in counters
@@ -128,9 +127,10 @@ def _cap_values(skips: Sequence[Skip]) -> dict[str, Any]:
         caps.append((group, counters.index(skip.at_most) + 1 if shared else len(counters), skip.unless_younger))
     budgets = [counter if isinstance(counter, Budget) else None for counter in counters]
     return {
-        "aged": list(ages),
-        "ages": list(ages.values()),
-        "guarded": sorted({skip.activity for skip in skips}),
+        "aged": [name for name, _, _ in spans],
+        "oldest": [oldest for _, oldest, _ in spans],
+        "youngest": [youngest for _, _, youngest in spans],
+        "guarded": _names(skips),
         "capped": list(capped),
         "cap_groups": [group for group, _, _ in caps],
         "cap_counters": [counter for _, counter, _ in caps],
@@ -141,6 +141,24 @@ def _cap_values(skips: Sequence[Skip]) -> dict[str, Any]:
         "budget_starts": [budget and budget.starts for budget in budgets],
         "periods": [budget and budget.period for budget in budgets],
     }
+
+
+def _names(skips: Sequence[Skip]) -> list[str]:
+    return sorted({skip.activity for skip in skips})
+
+
+def _spans(name: str, skips: Sequence[Skip]) -> list[tuple[float | None, float]]:
+    """Return the spans of age, oldest first, over each of which the skips say one thing of an activity's tasks.
+
+    Each is `(oldest, youngest)` in seconds, the oldest excluded, None for no bound; none where ages do not matter.
+    """
+    own = [skip for skip in skips if skip.activity == name]
+    least = max((skip.unless_older for skip in own if skip.unless_older is not None), default=None)
+    bounds = {skip.unless_younger for skip in own if skip.unless_younger is not None}
+    if least is None and not bounds:
+        return []
+    youngest = sorted({least or 0.0, *(bound for bound in bounds if bound > (least or 0.0))}, reverse=True)
+    return list(zip([None, *youngest[:-1]], youngest, strict=True))
 
 
 @lru_cache(maxsize=64)

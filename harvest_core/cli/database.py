@@ -1,4 +1,4 @@
-"""`harvest db migrate`: bring the database's schema to this version."""
+"""`harvest db migrate`: bring the database's schema to this version, or print how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from harvest_core.build import Build
 from harvest_core.cli.locate import Source, client_build, locating
-from harvest_core.cli.output import answer, json_option, line
+from harvest_core.cli.output import answer, json_option, json_text, line
 from harvest_core.connect import opened
 from harvest_core.errors import HarvestError
 from harvest_core.store.backend import SQLITE
@@ -22,18 +22,40 @@ def db() -> None:
 
 @db.command("migrate")
 @locating
+@click.option("--sql", "as_sql", is_flag=True, help="Print the migrations as plain SQL; no database is needed.")
+@click.option(
+    "--from", "since", type=click.IntRange(0), help="With --sql: the version that the schema is at, 0 for none."
+)
 @json_option
-def migrate(*, source: Source, as_json: bool) -> None:
+def migrate(*, source: Source, as_sql: bool, since: int | None, as_json: bool) -> None:
     """Run the migrations that the database lacks.
 
     Safe to run twice and from several places at once.
     """
-    build = client_build(source)
+    if since is not None and not as_sql:
+        msg = "--from goes with --sql; without it the database itself tells its version"
+        raise click.UsageError(msg)
+    build = client_build(source, offline=as_sql)
+    if as_sql:
+        _print(build.config.harvest.schema, since or 0, as_json=as_json)
+        return
     ran, version = asyncio.run(_migrate(build))
     schema = build.config.harvest.schema
     lines = [line(f"ran {name}") for name in ran]
     lines.append(line(f"schema {schema!r} is at version {version}{'' if ran else '; nothing to run'}"))
     answer({"schema": schema, "ran": ran, "version": version}, *lines, as_json=as_json)
+
+
+def _print(schema: str, since: int, *, as_json: bool) -> None:
+    newest = migrations.NEWEST
+    if since > newest:
+        msg = f"there is no version {since}: this Harvest knows {newest}; upgrade harvest-core here"
+        raise HarvestError(msg)
+    text = migrations.script(schema, since) or f"-- nothing to run: version {since} is the newest\n"
+    if as_json:
+        click.echo(json_text({"schema": schema, "from": since, "to": newest, "sql": text}))
+    else:
+        click.echo(text, nl=False)
 
 
 async def _migrate(build: Build) -> tuple[list[str], int]:

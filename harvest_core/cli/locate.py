@@ -132,11 +132,15 @@ def named_app(source: Source) -> str | None:
     return setup.config.harvest.app
 
 
-def client_build(source: Source) -> Build:
+def client_build(source: Source, *, offline: bool = False) -> Build:
     """Return a build for commands that talk to the database and judge nothing by the app.
 
     File, environment and `--set` are enough where they name a DSN. Where they name none, or the command line names the
     app, the app's own configuration counts, so that all commands mean one database.
+
+    Args:
+        source: what the command line says.
+        offline: True where no database is needed.
 
     Raises:
         click.UsageError: nothing says where the database is.
@@ -144,7 +148,7 @@ def client_build(source: Source) -> Build:
     setup = source.configuration()
     if source.app or (setup.config.harvest.dsn is None and setup.config.harvest.app):
         return _bare(load_app(source).setup)
-    if source.file is None and setup.config.harvest.dsn is None:
+    if source.file is None and setup.config.harvest.dsn is None and not offline:
         msg = f"no database is named: there is no {_DEFAULT} here; give --config, --app, HARVEST_APP or HARVEST_DSN"
         raise click.UsageError(msg)
     return _bare(setup)

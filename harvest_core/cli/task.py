@@ -14,6 +14,7 @@ from harvest_core.cli.arguments import json_value, refuse_options
 from harvest_core.cli.locate import Source, app_or_client_build, client_build, locating, named_app
 from harvest_core.cli.output import answer, fields, inline, json_option, line
 from harvest_core.client import Client, Task
+from harvest_core.codec import encoded_by
 from harvest_core.errors import UnknownActivityError
 from harvest_core.store.postgres.inspect import TaskStatus
 
@@ -83,7 +84,9 @@ def show(*, source: Source, task_id: int, as_json: bool) -> None:
 async def _enqueue(
     source: Source, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Task:
-    async with Client(app_or_client_build(source)) as client:
+    build = app_or_client_build(source)
+    args, kwargs = build.payloads.written(name, args, kwargs)
+    async with Client(build) as client:
         try:
             return await client.enqueue(name, *args, kwargs=kwargs, **options)
         except UnknownActivityError as error:
@@ -116,4 +119,7 @@ def _described(status: TaskStatus) -> list[tuple[str, str]]:
         else:
             text = str(value)
         pairs.append((field.name, text.rstrip()))
+    slugs = sorted({slug for slug in (encoded_by(status.kwargs), encoded_by(status.result)) if slug})
+    if slugs:
+        pairs.append(("encoded", f"by the plugin {slugs[0]}; payloads are shown as they are stored, not decoded"))
     return pairs

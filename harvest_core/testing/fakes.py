@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harvest_core.model import Activity, BuildView, Json, Route, Tick, Worker
+from harvest_core.model import Activity, BuildView, Json, Peer, Route, Tick, Worker
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies
 
@@ -63,6 +63,8 @@ def fake_tick(
     live: Mapping[str, Json] | None = None,
     turns: Mapping[str, int] | None = None,
     waiting: Iterable[str] = (),
+    busy: Mapping[str, int] | None = None,
+    peers: Iterable[Peer] = (),
 ) -> Tick:
     """Return a tick.
 
@@ -73,6 +75,8 @@ def fake_tick(
         live: by plugin slug; they go over what plugins observe.
         turns: 0 for each queue unless given.
         waiting: queues with a task left.
+        busy: running tasks by queue; unless given they are not known.
+        peers: the other live workers.
 
     Raises:
         HookError: a plugin's `publish` or `observe` raised or broke its law.
@@ -80,7 +84,7 @@ def fake_tick(
     judged = worker or fake_worker(*plugins)
     observed = _policies(plugins).live()
     before = dict.fromkeys(judged.queues, 0) if turns is None else turns
-    return Tick(judged, free, {**observed, **(live or {})}, before, frozenset(waiting))
+    return Tick(judged, free, {**observed, **(live or {})}, before, frozenset(waiting), busy or {}, tuple(peers))
 
 
 def fake_route(

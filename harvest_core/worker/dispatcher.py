@@ -19,7 +19,8 @@ import attrs
 
 from harvest_core.errors import NonRetryableError, PayloadError
 from harvest_core.model import Activity, Retry
-from harvest_core.payload import encode, storable_text
+from harvest_core.payload import storable_text
+from harvest_core.payloads import Payloads
 from harvest_core.store.postgres.tasks import Claim, Finished, Outcome, Released, Retried
 from harvest_core.worker.context import CurrentTask, _current
 
@@ -35,12 +36,14 @@ class Dispatcher:
         middleware: what runs around every attempt, outermost first.
         threads: where plain functions run.
         random: a number from 0 to 1, for jitter.
+        payloads: how arguments are read and results are stored.
     """
 
     activities: Mapping[str, Activity]
     middleware: Sequence[Callable[..., Any]]
     threads: Executor
     random: Callable[[], float] = random.random
+    payloads: Payloads = attrs.field(factory=Payloads)
 
     async def run(self, claim: Claim, task: CurrentTask) -> Outcome:
         """Run a claim. A run that this worker stopped is given back with its attempt restored."""
@@ -56,7 +59,7 @@ class Dispatcher:
             else:
                 async with whole, beats:
                     result = await self._through_middleware(activity, claim, task, 0)
-            return Finished("completed", result=encode(result, f"the result of {activity.name!r}"))
+            return Finished("completed", result=self.payloads.stored_result(activity.name, result))
         except asyncio.CancelledError as error:
             if task.stopped:
                 return Released()
@@ -80,16 +83,19 @@ class Dispatcher:
             return await self.middleware[depth](
                 task, lambda: self._through_middleware(activity, claim, task, depth + 1)
             )
+        args, kwargs = self.payloads.arguments(activity.name, claim.args, claim.kwargs)
         if inspect.iscoroutinefunction(activity.function):
-            return await activity.function(*claim.args, **claim.kwargs)
-        return await self._in_thread(activity.function, claim, task)
+            return await activity.function(*args, **kwargs)
+        return await self._in_thread(activity.function, args, kwargs, task)
 
-    async def _in_thread(self, function: Callable[..., Any], claim: Claim, task: CurrentTask) -> Any:
+    async def _in_thread(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], task: CurrentTask
+    ) -> Any:
         context = contextvars.copy_context()
 
         def work() -> Any:
             try:
-                return context.run(function, *claim.args, **claim.kwargs)
+                return context.run(function, *args, **kwargs)
             except (StopIteration, KeyboardInterrupt, GeneratorExit) as error:
                 # A future cannot carry the first, and the others would end the loop.
                 msg = f"{function.__name__} raised {type(error).__name__}: {error}"

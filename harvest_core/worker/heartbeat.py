@@ -11,7 +11,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from harvest_core.model import Json
-from harvest_core.store.postgres.database import Database
+from harvest_core.store.postgres.database import BEGIN, Database
 from harvest_core.store.postgres.workers import BEAT
 from harvest_core.structure import redacted
 
@@ -70,10 +70,14 @@ class Heartbeat:
             begun = self._clock()
             try:
                 if connection is None or connection.closed:
-                    connection = psycopg.connect(self._database.dsn, autocommit=True)
+                    connection = psycopg.connect(self._database.dsn, autocommit=True, prepare_threshold=None)
                 live, seen = self._live
                 values = {"id": self._worker_id, "live": Jsonb(live), "age": begun - seen}
-                if connection.execute(text, values).fetchone() is None:
+                if self._database.pooler:
+                    connection.execute(BEGIN)
+                beaten = connection.execute(text, values).fetchone()
+                connection.commit()
+                if beaten is None:
                     self._pruned()
                     break
                 self.last = begun

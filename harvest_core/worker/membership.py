@@ -15,6 +15,7 @@ from harvest_core.model import Json, Worker
 from harvest_core.store.postgres import workers
 from harvest_core.store.postgres.database import Database
 from harvest_core.worker.heartbeat import Heartbeat
+from harvest_core.worker.schedules import declare_schedules
 
 
 class Membership:
@@ -69,6 +70,7 @@ class Membership:
         await workers.publish_activities(self._database, self._build.runnable.values())
         if (limits := policies.lanes()) is not None:
             await workers.publish_lane_limits(self._database, limits)
+        await declare_schedules(self._database, self._build, self.worker.id)
         self.asleep = False
         loop, joined_as = asyncio.get_running_loop(), self.worker.id
 

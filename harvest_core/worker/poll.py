@@ -16,7 +16,7 @@ from harvest_core.claim.planner import Plan, plan
 from harvest_core.claim.statement import claim_statement
 from harvest_core.errors import HookError
 from harvest_core.metrics import KernelMetrics
-from harvest_core.model import Attributed, Json, Peer, Tick, Worker
+from harvest_core.model import Attributed, Json, Peer, Skip, Tick, Worker
 from harvest_core.policies import Policies
 from harvest_core.store.postgres import probe, tasks
 from harvest_core.store.postgres.database import Database
@@ -75,6 +75,8 @@ class Poller:
         self._tried = {(clause.plugin, clause.clause.sql) for clause in tried}
         self.held: frozenset[str] = frozenset()
         """Names of the activities that a hold kept from the last claim."""
+        self.refusals: Mapping[str, Skip] = {}
+        """The activities that the last plan refused, but for the age of a task if at all."""
 
     def look_for_due(self) -> None:
         """Let the next poll promote what is due: more may be due, or sooner, than was known."""
@@ -105,23 +107,38 @@ class Poller:
         if len(suspects) == free:
             result = ClaimResult((), self._waiting, registered=True)
         else:
-            result = await self._claim(attrs.evolve(planned, free=free - len(suspects)))
-        self._turns = turns.next_turns(
-            self._turns, planned.turns, [(claim.route.queue, claim.turn) for claim in result.claims]
-        )
-        self._waiting = result.waiting
+            result = await self._take(attrs.evolve(planned, free=free - len(suspects)))
         claims = (*suspects, *result.claims)
         for queue, count in Counter(claim.route.queue for claim in claims).items():
             self._metrics.dispatched.labels(queue).inc(count)
         return Poll(attrs.evolve(result, claims=claims), live, full=len(claims) == free)
 
-    async def observe(self, worker: Worker) -> None:
-        """Renew the live facts and what is held, without a claim: for a worker whose slots are all taken.
+    async def prefetch(self, worker: Worker, count: int, busy: Mapping[str, int], ttl: float) -> tuple[Claim, ...]:
+        """Claim at most count tasks for ttl seconds without starting them.
+
+        Raises:
+            HookError, DatabaseUnavailableError: as `poll`.
+        """
+        _, planned = await self._plan(worker, count, busy)
+        await self._try_new_clauses(planned)
+        return (await self._take(attrs.evolve(planned, prefetch=ttl))).claims
+
+    async def observe(self, worker: Worker) -> Mapping[str, Json]:
+        """Renew and return the live facts, and renew what is held, without a claim.
 
         Raises:
             HookError: a policy cannot be judged.
         """
-        await self._plan(worker, 1, {})
+        live, _ = await self._plan(worker, 1, {})
+        return live
+
+    async def _take(self, planned: Plan) -> ClaimResult:
+        result = await self._claim(planned)
+        self._turns = turns.next_turns(
+            self._turns, planned.turns, [(claim.route.queue, claim.turn) for claim in result.claims]
+        )
+        self._waiting = result.waiting
+        return result
 
     async def _claim_suspect(self, planned: Plan) -> tuple[Claim, ...]:
         """Claim one suspect, where there are any; an empty answer means that none is for this worker now."""
@@ -137,9 +154,11 @@ class Poller:
         self._observed(live)
         if not self._turns:
             self._turns = turns.first_turns(worker.queues)
-        tick = Tick(worker, free, live, self._turns, self._waiting, busy, self._peers())
+        shares = {queue: busy.get(queue, 0) for queue in worker.queues}
+        tick = Tick(worker, free, live, self._turns, self._waiting, shares, self._peers())
         planned = plan(self._policies, tick, closed=self._closed_routes())
         self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
+        self.refusals = {skip.activity: skip for _, skip in planned.skips if skip.at_most == 0}
         return live, planned
 
     async def _try_new_clauses(self, planned: Plan) -> None:

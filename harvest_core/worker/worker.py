@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
@@ -17,7 +17,7 @@ from harvest_core.build import Build
 from harvest_core.connect import connected
 from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError
 from harvest_core.metrics import DepthCollector, KernelMetrics
-from harvest_core.model import Tick
+from harvest_core.model import Json, Tick
 from harvest_core.model import Worker as Identity
 from harvest_core.probe import probe
 from harvest_core.store.postgres import settings, tasks
@@ -26,12 +26,14 @@ from harvest_core.worker.background import Background
 from harvest_core.worker.dispatcher import Dispatcher
 from harvest_core.worker.finisher import Finisher
 from harvest_core.worker.listener import listen
+from harvest_core.worker.local_queue import LocalQueue
 from harvest_core.worker.maintenance import Maintenance
 from harvest_core.worker.membership import Membership
 from harvest_core.worker.peers import Peers
 from harvest_core.worker.poll import Poll, Poller
 from harvest_core.worker.refresh import Refreshes
 from harvest_core.worker.running import Running
+from harvest_core.worker.schedules import Schedules
 
 _log = logging.getLogger("harvest")
 _RECONCILE_EVERY = 15.0
@@ -68,6 +70,7 @@ class Worker:
         self._wake, self._changed = asyncio.Event(), asyncio.Event()
         self._stopping, self._now = asyncio.Event(), asyncio.Event()
         self._cancellations = asyncio.Event()
+        self._prefetched = LocalQueue(self._settings.prefetch, self._settings.prefetch_ttl, clock)
         self._lost = False
         self._troubles = self._contended = 0
         self._reconcile_at = clock() + _RECONCILE_EVERY
@@ -109,11 +112,12 @@ class Worker:
         await self._drain()
 
     async def run_once(self) -> None:
-        """Run what this worker may take now, follow-up tasks included, and return (rule K14).
+        """Run what this worker may take now, due ticks and follow-up tasks included, and return (rule K14).
 
         Raises:
             HookError, DatabaseUnavailableError: what `run` would wait out.
         """
+        await self._schedules.look()
         while not self._stopping.is_set():
             await self._free_slot()
             if self._stopping.is_set():
@@ -132,6 +136,8 @@ class Worker:
                 await self._sleep(0.02)  # another claim holds the last rows for a moment
         if self._stopping.is_set():
             await self._drain()
+        self._give_back(self._prefetched.clear())  # what is held now
+        await self._finisher.drained()
 
     async def _open(self) -> None:
         self._database = await self._stack.enter_async_context(connected(self._build))
@@ -148,7 +154,7 @@ class Worker:
         self._finisher = Finisher(self._database, self._claim_lost, self._changed.set, self._sleep)
         threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
         self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads)
+        dispatcher = Dispatcher(self._build.activities, self._build.middleware, threads, payloads=self._build.payloads)
         concurrency = self._settings.concurrency
         self._running = Running(
             self._database, dispatcher, self._finisher, self._metrics, concurrency, self._changed, self._look_again_in
@@ -177,6 +183,7 @@ class Worker:
         self._start_duties()
 
     def _start_duties(self) -> None:
+        self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
             self._database,
@@ -193,12 +200,13 @@ class Worker:
         self._stack.push_async_callback(background.end)
         background.add("finisher", self._finisher.run)
         background.add("maintenance", maintenance.run)
+        background.add("schedules", self._schedules.run)
         background.add("refreshes", self._refreshes.run)
         background.add("watch", self._watch)
         background.add("cancellations", self._watch_for_cancellations)
         if self._build.policies.needs_peers():
             background.add("peers", self._peers.run)
-        if self._build.config.harvest.notify:
+        if self._build.config.harvest.listens:
             connected_gauge = self._metrics.listening.set
             background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))
 
@@ -241,23 +249,61 @@ class Worker:
             await self._membership.join()
             self._lost = False
         await self._reconcile()
-        poll = await self._poller.poll(
-            self.identity, self._running.free, self._running.busy, suspect=not self._running.suspect
-        )
-        if not poll.result.registered:
-            self._was_pruned()
-        for claim in poll.result.claims:
+        if len(self._prefetched):
+            await self._start_prefetched()
+        if self._running.free <= 0:
+            poll = Poll(tasks.ClaimResult((), frozenset(), registered=True), {}, full=True)
+        else:
+            poll = await self._poller.poll(
+                self.identity, self._running.free, self._running.busy, suspect=not self._running.suspect
+            )
+            if not poll.result.registered:
+                self._was_pruned()
+            self._start(poll.result.claims, poll.live)
+        if poll.full and 2 * self._prefetched.room >= self._settings.prefetch > 0:
+            await self._prefetch()
+        return poll
+
+    def _start(self, claims: Sequence[Claim], live: Mapping[str, Json]) -> None:
+        for claim in claims:
             if self._stopping.is_set() or self._lost or self._membership.overdue():  # it was on its way
                 self._finisher.add(claim, tasks.Released())
             else:
-                self._running.start(claim, self.identity, poll.live)
-        return poll
+                self._running.start(claim, self.identity, live)
+
+    async def _prefetch(self) -> None:
+        claims = await self._poller.prefetch(
+            self.identity, self._prefetched.room, self._running.busy, self._settings.prefetch_ttl
+        )
+        self._prefetched.add(claims)
+        if self._stopping.is_set() or self._lost:  # they were on their way
+            self._give_back(self._prefetched.clear())
+
+    async def _start_prefetched(self) -> None:
+        """Start what was prefetched in the free slots, after the policies were asked again (K15)."""
+        live = await self._poller.observe(self.identity)
+        picked = self._prefetched.pick(self._running.free, self._poller.refusals)
+        self._give_back(picked.give_back)
+        if picked.start:
+            try:
+                begun = await tasks.start_claims(self._database, picked.start)
+            except BaseException:
+                self._give_back(picked.start)
+                raise
+            for claim in begun:
+                self._metrics.dispatched.labels(claim.route.queue).inc()
+            self._start(begun, live)
+
+    def _give_back(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            self._finisher.add(claim, tasks.Released())
 
     async def _reconcile(self) -> None:
         """Give back claims in this worker's name that it never heard of; between claims, so that none is on its way."""
         if self._clock() < self._reconcile_at:
             return
-        if unknown := await tasks.release_unknown(self._database, self.identity.id, self._running.known):
+        known = self._running.known | self._prefetched.ids
+        if unknown := await tasks.release_unknown(self._database, self.identity.id, known):
             self._metrics.rescued.labels("lost_answer").inc(unknown)
             _log.warning("gave back %s claims whose answer was lost", unknown)
         self._reconcile_at = self._clock() + _RECONCILE_EVERY
@@ -270,7 +316,7 @@ class Worker:
                 await self._mark_asleep(asleep=False)
         elif poll.result.waiting:  # other claims hold rows, as a rule for a moment
             await self._woken(min(0.01 * 2 ** min(self._contended, 10), self._settings.poll_interval))
-        elif not self._membership.asleep and self._build.config.harvest.notify:
+        elif not self._membership.asleep and self._build.config.harvest.listens:
             await self._mark_asleep(asleep=True)  # and look once more, for what came before the mark
         else:
             await self._woken(self._poller.until_due())
@@ -299,6 +345,8 @@ class Worker:
             self._refreshes.setting_changed(key)
         if payload == "" or (kind == "cancel" and key == self.identity.id):
             self._cancellations.set()
+        if payload in ("", "schedule"):
+            self._schedules.look_again()
         if payload == "" or payload in self.identity.queues:
             self._look_again()
 
@@ -321,6 +369,7 @@ class Worker:
             self._lost = True
             _log.error("worker %s was taken for dead; it cancels its tasks and registers anew", self.identity.name)
             self._running.stop()
+            self._give_back(self._prefetched.clear())
             self._wake.set()
 
     async def _watch(self) -> None:
@@ -332,10 +381,11 @@ class Worker:
             if self._running.free <= 0:
                 with suppress(HookError):  # the next poll counts and tells it
                     await self._poller.observe(self.identity)
+            self._give_back(self._prefetched.pick(0, self._poller.refusals).give_back)
 
     async def _watch_for_cancellations(self) -> None:
         """Look for cancelled tasks among those that run here: when told, and now and then."""
-        every = _LOOK_FOR_CANCELLED if self._build.config.harvest.notify else _LOOK_FOR_CANCELLED_UNTOLD
+        every = _LOOK_FOR_CANCELLED if self._build.config.harvest.listens else _LOOK_FOR_CANCELLED_UNTOLD
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._cancellations.wait(), every)
@@ -346,7 +396,8 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ stopping
 
     async def _drain(self) -> None:
-        """Let running tasks finish within the grace; give the rest back."""
+        """Give prefetched tasks back, let running ones finish within the grace, give the rest back."""
+        self._give_back(self._prefetched.clear())
         mark = asyncio.ensure_future(self._membership.mark_draining())
         ended, now = asyncio.ensure_future(self._running.all_ended()), asyncio.ensure_future(self._now.wait())
         await asyncio.wait([ended, now], timeout=self._settings.shutdown_grace, return_when=asyncio.FIRST_COMPLETED)

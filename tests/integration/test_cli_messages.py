@@ -19,6 +19,7 @@ import pytest
 
 from harvest_core.cli import main
 from harvest_core.cli.command import harvest as tree
+from harvest_core.store.postgres.migrate import MIGRATIONS, NEWEST
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
@@ -240,7 +241,7 @@ def test_an_app_that_alone_knows_its_database_is_asked(
     write(
         folder, "sole.py", f"from harvest_core import Harvest\napp = Harvest({{'harvest': {{'dsn': {project!r}}}}})\n"
     )
-    assert harvest("db", "migrate", "--json").json == {"schema": "harvest", "ran": [], "version": 1}
+    assert harvest("db", "migrate", "--json").json == {"schema": "harvest", "ran": [], "version": NEWEST}
 
 
 def test_a_change_without_a_value(harvest: Harvest) -> None:
@@ -403,6 +404,53 @@ def test_an_enqueue_without_an_app(harvest: Harvest, harvest_database: str, monk
     assert harvest("explain", "1").out == "task 1 (double, queue default): no worker is alive\n"
 
 
+TYPED = """
+import zlib
+from dataclasses import dataclass
+from decimal import Decimal
+from harvest_core import Harvest
+from harvest_core.plugin import Plugin
+
+class Zip(Plugin):
+    slug = "zip"
+    def encode_payload(self, data): return zlib.compress(data)
+    def decode_payload(self, data): return zlib.decompress(data)
+
+plain = Harvest.from_toml("harvest.toml")
+zipped = Harvest({"harvest": {"dsn": plain.setup.config.harvest.dsn, "plugins": [Zip]}})
+
+@dataclass
+class Order:
+    price: Decimal
+
+@plain.activity
+@zipped.activity
+async def sell(order: Order): ...
+"""
+
+
+def test_arguments_are_read_by_type_hints(harvest: Harvest, project: str, folder: Path) -> None:
+    """JSON on the command line stands for the activity's types, as JSON in the database does (K7)."""
+    write(folder, "typed.py", TYPED.replace("@zipped.activity\n", ""))
+    sell = ("task", "enqueue", "--app", "typed:plain", "sell")
+    assert harvest(*sell, '{"price": "1.50"}').out == "task 1 enqueued\n"
+    assert harvest("task", "show", "1", "--json").json["args"] == [{"price": "1.50"}]
+    assert harvest(*sell, '{"price": 1.5}').error == (
+        "arguments of 'sell': order.price: expected text that is a decimal number, found 1.5 (number)"
+    )
+    assert harvest(*sell).error == "arguments of 'sell': missing a required argument: 'order'"
+
+
+def test_an_encoded_task_is_shown_as_it_is_stored(harvest: Harvest, project: str, folder: Path) -> None:
+    """Show decodes nothing and says so."""
+    write(folder, "typed.py", TYPED.replace("@plain.activity\n", ""))
+    assert harvest("task", "enqueue", "--app", "typed:zipped", "sell", '{"price": "1"}').out == "task 1 enqueued\n"
+    lines = harvest("task", "show", "--app", "typed:zipped", "1").out.splitlines()
+    assert "args          []" in lines
+    assert any(line.startswith('kwargs        {"$harvest_codec": {"by": "zip", "data": ') for line in lines)
+    assert lines[-1] == "encoded       by the plugin zip; payloads are shown as they are stored, not decoded"
+
+
 def test_a_task_that_is_not_known(harvest: Harvest, project: str) -> None:
     """Show and explain say the same."""
     message = "task 7 is not known: it was never enqueued here, or its retention has passed"
@@ -440,12 +488,14 @@ def test_migrate(folder: Path, harvest: Harvest, project: str) -> None:
     """It says what it ran, is safe to run twice, and refuses a schema that is newer (B1)."""
     other = ["--set", "harvest.schema=other"]
     (folder / "harvest.toml").open("a").write('order_owner = "weights"\n')  # of no account here
-    assert harvest("db", "migrate", *other).out == "ran 0001_initial\nschema 'other' is at version 1\n"
-    assert harvest("db", "migrate", *other).out == "schema 'other' is at version 1; nothing to run\n"
+    assert harvest("db", "migrate", *other).out == (
+        "".join(f"ran {name}\n" for _, name, _ in MIGRATIONS) + f"schema 'other' is at version {NEWEST}\n"
+    )
+    assert harvest("db", "migrate", *other).out == f"schema 'other' is at version {NEWEST}; nothing to run\n"
     with psycopg.connect(project) as connection:
         connection.execute("insert into other.migrations (version, name) values (9999, 'later')")
     assert harvest("db", "migrate", *other).error == (
-        "schema 'other' is at version 9999, newer than the 1 this Harvest knows; "
+        f"schema 'other' is at version 9999, newer than the {NEWEST} this Harvest knows; "
         "upgrade harvest-core here, or point the DSN at another database"
     )
     assert harvest("db", "migrate", "--set", "harvest.dsn=sqlite:///x.db").error == (

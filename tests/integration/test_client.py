@@ -24,7 +24,7 @@ def app(kernel):
     app = kernel.app()
 
     @app.activity(priority=2, max_attempts=3)
-    async def send_mail(to: str, *, subject: str = ""):
+    async def send_mail(to, *, subject=""):
         return [to, subject]
 
     @app.activity(max_attempts=1)

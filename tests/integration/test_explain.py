@@ -7,6 +7,7 @@ import pytest
 
 from harvest_core import Client, Harvest, Task, TaskNotFoundError, Worker
 from harvest_core.operate.explain import Explanation, explain
+from harvest_core.plugin import Budget, Feature, Plugin, Skip, hookimpl
 
 
 def app_of(
@@ -109,4 +110,97 @@ async def test_the_kernel_gives_its_reasons_too(harvest_database: str) -> None:
         "queue_not_polled:q",
         "name_not_registered:strange",
         "queue_paused:q",
+    )
+
+
+async def test_the_nearest_worker_is_named_with_what_it_lacks(harvest_database: str) -> None:
+    """Of several workers that may not take it, the one that the fewest reasons keep off; ties by name (CAP6)."""
+    async with AsyncExitStack() as stack:
+        for name, queues in (("far", ("other",)), ("near-b", ("q",)), ("near-a", ("q",))):
+            app = app_of(harvest_database, name, ["capabilities"], {}, queues)
+            await stack.enter_async_context(app.worker())
+        client = await stack.enter_async_context(app.client())
+        found = await told(app, client, await client.enqueue("render"))
+    assert found.summary == (
+        "none of 3 live workers may take it: 3 x unsatisfied_requirement:gpu=true, 1 x queue_not_polled:q; "
+        "the nearest is near-a, but for unsatisfied_requirement:gpu=true"
+    )
+
+
+async def test_peers_are_judged_as_in_a_claim(harvest_database: str) -> None:
+    """A lesser worker is refused while a preferred one is free and the task young, and only then (CAP6, O3)."""
+    apps = []
+    for name, labels in (("cpu", {}), ("gpu", {"gpu": "true"})):
+        app = Harvest(
+            {
+                "harvest": {"dsn": harvest_database, "plugins": ["capabilities"]},
+                "worker": {"name": name, "queues": ["q"], "concurrency": 1},
+                "plugins": {"capabilities": {"labels": labels, "prefer_wait": "1h"}},
+            }
+        )
+        app.activity(queue="q", name="paint", prefers="gpu = true")(lambda: None)
+        apps.append(app)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(app.worker()) for app in apps]
+        client = await stack.enter_async_context(apps[0].client())
+        task = await client.enqueue("paint")
+
+        async def verdicts() -> dict[str, tuple[bool | None, tuple[str, ...]]]:
+            found = await told(apps[0], client, task)
+            return {one.worker_name: (one.eligible, one.verdicts[-1].reasons) for one in found.workers}
+
+        assert await verdicts() == {"cpu": (False, ("preferred_worker_free:gpu",)), "gpu": (True, ())}
+        await client.database.fetch(
+            "update {schema}.workers set draining = true where id = %s returning 1", [workers[1].identity.id]
+        )
+        assert (await verdicts())["cpu"] == (True, ())
+        await client.database.fetch("update {schema}.workers set draining = false returning 1", [])
+        await client.database.fetch(
+            "update {schema}.tasks set scheduled_at = scheduled_at - interval '1 hour' returning 1", []
+        )
+        assert (await verdicts())["cpu"] == (True, ())
+
+
+class Capped(Plugin):
+    """Lets one `render` run at a time."""
+
+    slug = "capped"
+    needs = frozenset({Feature.SKIP_LIST})
+
+    @hookimpl
+    def build_skip_list(self) -> list[Skip]:
+        """Return a skip that draws from a budget."""
+        return [Skip("render", ("limited:1",), at_most=Budget("capped:render", concurrency=1))]
+
+
+async def test_a_spent_budget_a_lane_and_a_suspect_are_told(harvest_database: str) -> None:
+    """A cap refuses while its budget is spent, a lane names who holds it, a suspect says so (O3, K12, K13)."""
+    app = app_of(harvest_database, "box", [Capped()], {})  # type: ignore[list-item]
+    async with app.client() as client, app.worker() as worker:
+        running, waiting = await client.enqueue("render"), await client.enqueue("render")
+        first, second = [await client.enqueue("train", lane="a") for _ in range(2)]
+        free = await told(app, client, waiting)
+        database = client.database
+        await database.fetch(
+            "update {schema}.tasks set state = 'running', worker_id = %s::uuid where id = %s returning 1",
+            [worker.identity.id, running.id],
+        )
+        spent = await told(app, client, waiting)
+        await database.fetch("select * from {schema}.promote_due(9)")
+        blocked = await told(app, client, second)
+        await database.fetch(
+            "update {schema}.tasks set state = 'suspect', crashes = 2 where id = %s returning 1", [first.id]
+        )
+        suspect = await told(app, client, first)
+        await client.cancel(running.id, reason="too dear")
+        asked = await told(app, client, running)
+    assert free.summary == "1 of 1 live workers may take it and have free slots; it is taken in its turn"
+    assert spent.summary == "none of 1 live workers may take it: 1 x limited:1"
+    assert blocked.summary == f"it waits for its lane 'a', which is taken by task {first.id}"
+    assert suspect.summary == (
+        "2 workers died while running it, so a worker takes it only while it runs no other such task; "
+        "1 of 1 live workers may take it and have free slots; it is taken in its turn"
+    )
+    assert asked.summary == (
+        "it is running, attempt 0, on worker box; it was asked to stop (too dear) and has not ended yet"
     )

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from harvest_core.errors import DatabaseUnavailableError
+from harvest_core.errors import DatabaseUnavailableError, MissingRightError
 from harvest_core.structure import redacted
 
 _LIMITS = {
@@ -32,6 +32,16 @@ _SESSION = (
     "-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s -c timezone=UTC -c datestyle=ISO -c jit=off "
     r"-c default_transaction_isolation=read\ committed"
 )
+LOCAL = (
+    "set transaction isolation level read committed; set local statement_timeout = '30s'; "
+    "set local idle_in_transaction_session_timeout = '60s'; set local timezone = 'UTC'; set local datestyle = 'ISO'; "
+    "set local jit = off"
+)
+"""What stands at the head of each transaction behind a pooler: it gives every one another session, whose settings are
+not ours."""
+BEGIN = f"begin; {LOCAL}"
+
+_POOLED = "where a pooler such as PgBouncer stands before it, set pooler = true under [harvest] (HARVEST_POOLER=true)"
 _AWAY = ("08", "57P", "53300")
 """SQLSTATEs of a server that goes, comes, or takes no more connections."""
 
@@ -47,16 +57,19 @@ class Database:
         dsn: a URI or key=value string that psycopg takes; its own settings win over the defaults here.
         schema: name of the schema.
         size: most connections of the pool.
+        pooler: a pooler stands in between, so nothing may outlive a transaction: no settings, no prepared statements.
     """
 
-    def __init__(self, dsn: str, schema: str = "harvest", size: int = 4) -> None:
+    def __init__(self, dsn: str, schema: str = "harvest", size: int = 4, *, pooler: bool = False) -> None:
         try:
             given = conninfo_to_dict(dsn)
-            options = f"{_SESSION} {given.get('options') or ''}".strip()
-            self.dsn = make_conninfo("", **{**_LIMITS, **given, "options": options, "client_encoding": "utf8"})
+            if not pooler:
+                given["options"] = f"{_SESSION} {given.get('options') or ''}".strip()
+            self.dsn = make_conninfo("", **{**_LIMITS, **given, "client_encoding": "utf8"})
         except psycopg.ProgrammingError as error:
             msg = f"the DSN {redacted(dsn)} cannot be read: {redacted(str(error))}; write postgresql://user@host/name"
             raise DatabaseUnavailableError(msg) from None
+        self.pooler = pooler
         self.schema = schema
         self.quoted = sql.Identifier(schema).as_string()
         self._texts: dict[str, bytes] = {}
@@ -67,17 +80,19 @@ class Database:
             open=False,
             timeout=15,
             configure=_read_json_with_care,
-            kwargs={"autocommit": True, "prepare_threshold": 1},
+            kwargs={"autocommit": True, "prepare_threshold": None if pooler else 1},
         )
 
     async def open(self) -> None:
         """Connect once, so that a database that is away is told at once, then fill the pool.
 
         Raises:
-            DatabaseUnavailableError: no connection; the message says why, without the password.
+            DatabaseUnavailableError: no connection, or a pooler that it was not told of; the message says why, without
+                the password.
         """
-        async with self.connection_of_its_own():
-            pass
+        async with self.connection_of_its_own() as connection:
+            if not self.pooler and not await _has_our_settings(connection):
+                raise unavailable(self.dsn, "a pooler or proxy dropped the settings of the session", _POOLED)
         await self._pool.open()
 
     async def close(self) -> None:
@@ -93,6 +108,8 @@ class Database:
         try:
             connection = await asyncio.shield(connecting)
         except psycopg.OperationalError as error:
+            if "startup parameter" in str(error) and not self.pooler:  # PgBouncer's words
+                raise unavailable(self.dsn, error, _POOLED) from None
             raise unavailable(self.dsn, error) from None
         except asyncio.CancelledError:
             # Cut off half-way its socket would stay open, and the server would wait a minute for the password.
@@ -102,20 +119,35 @@ class Database:
         await _read_json_with_care(connection)
         try:
             yield connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _denied(connection, error) from error
         finally:
             await connection.close()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
-        """Give a connection of the pool, in autocommit."""
+        """Give a connection of the pool: in autocommit, or behind a pooler in a transaction.
+
+        Raises:
+            DatabaseUnavailableError: the database is away.
+            MissingRightError: the role may not do what was asked.
+        """
         try:
             async with self._pool.connection() as connection:
                 # The server ends a statement after 30 s. One whose answer does not come even then has a silent peer.
                 cut = asyncio.get_running_loop().call_later(_SILENCE, _cut, connection)
                 try:
+                    if self.pooler:
+                        await connection.execute(BEGIN)
                     yield connection
+                    if self.pooler:
+                        await connection.commit()
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise _denied(connection, error) from error
                 finally:
                     cut.cancel()
+        except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
+            raise unavailable(self.dsn, error, _POOLED) from error
         except (psycopg.OperationalError, PoolTimeout) as error:
             if getattr(error, "sqlstate", None) and not error.sqlstate.startswith(_AWAY):  # type: ignore[union-attr]
                 raise  # the server answered: it is there
@@ -140,18 +172,28 @@ class Database:
         return found
 
 
-def unavailable(dsn: str, error: Exception) -> DatabaseUnavailableError:
-    """Return the error to raise when a database is away."""
+def unavailable(
+    dsn: str, error: Exception | str, advice: str = "check that it runs and that the DSN (HARVEST_DSN) is right"
+) -> DatabaseUnavailableError:
+    """Return the error to raise when a database is away or of no use as it is."""
     parts = conninfo_to_dict(dsn)
     # A password with a slash in it is read as host or path: what is no plain name is not shown.
     host, name = (str(parts.get(key) or "") for key in ("host", "dbname"))
     plain = re.fullmatch(r"[\w./-]*", host) and re.fullmatch(r"[\w-]*", name)
     where = f"{host or 'localhost'}:{parts.get('port', 5432)}/{name}" if plain else "the configured address"
     reason = " ".join(redacted(str(error)).split()) if plain else type(error).__name__
-    msg = (
-        f"the database at {where} cannot be used: {reason}; check that it runs and that the DSN (HARVEST_DSN) is right"
-    )
-    return DatabaseUnavailableError(msg)
+    return DatabaseUnavailableError(f"the database at {where} cannot be used: {reason}; {advice}")
+
+
+def _denied(connection: psycopg.AsyncConnection[Any], error: psycopg.Error) -> MissingRightError:
+    return MissingRightError(connection.info.user, (error.diag.message_primary or "permission denied").strip())
+
+
+async def _has_our_settings(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Return whether the settings of the DSN arrived; what drops them keeps no session for us either."""
+    cursor = await connection.execute("select source = 'client' from pg_settings where name = 'statement_timeout'")
+    row = await cursor.fetchone()
+    return row is not None and row[0]
 
 
 class UnreadableJson(str):

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from harvest_core.model import Json, Route
+from harvest_core.model import Budget, Json, Route
 from harvest_core.store.postgres.database import Database
 
 
@@ -38,6 +38,9 @@ class TaskStatus:
     traceback: str | None
     details: Any
     route_id: int | None
+    lane: str | None
+    crashes: int
+    asked_to_stop: bool
 
     @property
     def finished(self) -> bool:
@@ -57,12 +60,12 @@ class RouteDepth:
 _STATUS = """
 select t.id, t.state, r.queue, r.name, r.kind, r.traits, t.priority, t.attempt, t.max_attempts, t.scheduled_at,
        t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.args, t.kwargs, null::jsonb, t.error,
-       t.traceback, t.details, t.route_id
+       t.traceback, t.details, t.route_id, t.lane, t.crashes, t.cancelled_at is not null
 from {schema}.tasks t join {schema}.routes r on r.id = t.route_id where t.id = %(id)s
 union all
 select f.id, f.state, f.queue, f.name, f.kind, f.traits, f.priority, f.attempt, f.max_attempts, f.scheduled_at,
        f.enqueued_at, f.claimed_at, f.finished_at, f.worker_id::text, f.key, f.args, f.kwargs, f.result, f.error,
-       f.traceback, null::jsonb, null::bigint
+       f.traceback, null::jsonb, null::bigint, f.lane, 0, false
 from {schema}.finished f where f.id = %(id)s
 """
 
@@ -82,10 +85,38 @@ async def task_status(database: Database, task_id: int) -> TaskStatus | None:
     return TaskStatus(*rows[0]) if rows else None
 
 
+async def due_for(database: Database, task_id: int) -> float:
+    """Return for how many seconds a task has been due, negative where it is not yet; 0 for one that is over."""
+    rows = await database.fetch(
+        "select extract(epoch from now() - scheduled_at)::float8 from {schema}.tasks where id = %s", [task_id]
+    )
+    return float(rows[0][0]) if rows else 0.0
+
+
 async def route_depths(database: Database) -> list[RouteDepth]:
     """Return the depth of every route that has pending tasks. Reads every pending task's index entry."""
     rows = await database.fetch(_DEPTHS)
     return [RouteDepth(Route(*row[:5]), *row[5:]) for row in rows]
+
+
+async def lane_occupants(database: Database, lane: str) -> list[int]:
+    """Return the tasks that a lane is taken by."""
+    rows = await database.fetch(
+        "select t.id from {schema}.tasks t "
+        "where t.lane = %s and t.state in ('pending', 'suspect', 'running') order by t.id limit 10",
+        [lane],
+    )
+    return [row[0] for row in rows]
+
+
+async def budget_room(database: Database, budget: Budget, activities: Sequence[str]) -> int:
+    """Return how many tasks of these activities a budget lets start now."""
+    text = (
+        "select {schema}.budget_room(coalesce((select b.used from {schema}.budgets b where b.name = %(name)s), '{}'), "
+        "%(concurrency)s::integer, %(starts)s::integer, %(period)s::float8, %(activities)s::text[])"
+    )
+    values = {**attrs.asdict(budget), "activities": list(activities)}
+    return int((await database.fetch(text, values))[0][0])
 
 
 async def paused_queues(database: Database) -> frozenset[str]:

@@ -2,18 +2,21 @@
 
 Migrations change tables and are never edited once released; `functions/` holds every function as this version has it,
 replaced together with the last migration. A function's old signature stays while workers of the version before call it.
+`script` returns the same as plain SQL.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
 import psycopg
 from psycopg import sql
 
-from harvest_core.errors import SchemaError
-from harvest_core.store.postgres.database import Database
+from harvest_core.errors import MissingRightError, SchemaError
+from harvest_core.store.postgres.database import LOCAL, Database
 
 MIGRATIONS = tuple(
     sorted(
@@ -28,8 +31,28 @@ FUNCTIONS = "set local check_function_bodies = off;\n" + "\n".join(
     for entry in sorted(files(__package__).joinpath("functions").iterdir(), key=lambda entry: entry.name)
     if entry.name.endswith(".sql")
 )
-_LOCK = "select pg_advisory_xact_lock(hashtext('harvest.migrate'), hashtext(%s))"
+_LOCK = "select pg_advisory_xact_lock(hashtext('harvest.migrate'), hashtext({schema_text}))"
+_PATIENCE = "set local statement_timeout = 0; set local lock_timeout = '5s'"
+"""A long step may take its time. What waits for a table makes all others wait behind it, so that ends soon."""
+_TRIES = 12
+_SCHEMA = """do $$ begin
+    -- IF NOT EXISTS would ask for the right to make what is there.
+    if to_regnamespace({schema_name}) is null then
+        create schema {schema};
+    end if;
+end $$"""
+_TABLE = (
+    "create table if not exists {schema}.migrations (version integer primary key, name text not null, "
+    "applied_at timestamptz not null default now())"
+)
 _VERSION = "select coalesce(max(version), 0) from {schema}.migrations"
+_RECORD = "insert into {schema}.migrations (version, name) values ({number}, {name})"
+_GUARD = """do $$ begin
+    if (select coalesce(max(version), 0) from {schema}.migrations) <> {before} then
+        raise exception 'this schema is not at version {before}'
+            using hint = 'Ask its table migrations for the version, and print what it lacks with --from VERSION.';
+    end if;
+end $$"""
 
 
 async def version(database: Database) -> int:
@@ -38,22 +61,36 @@ async def version(database: Database) -> int:
     return (await database.fetch(_VERSION))[0][0] if rows[0][0] else 0
 
 
-async def migrate(database: Database) -> list[str]:
-    """Run the migrations the database lacks, each in a transaction of its own, and return their names."""
-    done = []
+async def migrate(database: Database, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> list[str]:
+    """Run the migrations the database lacks, each in a transaction of its own, and return their names.
+
+    Raises:
+        SchemaError: other transactions did not let go of a table in a minute.
+        MissingRightError: the role may not make the schema or its tables.
+    """
+    found, done = await version(database), []
     for number, name, text in MIGRATIONS:
-        async with database.connection_of_its_own() as connection, connection.transaction():
-            # One process migrates a schema at a time; the next one finds nothing left to do.
-            await connection.execute(_LOCK, [database.schema])
-            if await _has(connection, database, number):
-                continue
-            with_functions = f"{text};\n{FUNCTIONS}" if number == NEWEST else text
-            await connection.execute(_rendered(with_functions, database.schema).encode(), prepare=False)
-            await connection.execute(
-                database.text("insert into {schema}.migrations (version, name) values (%s, %s)"), [number, name]
-            )
-        done.append(name)
+        if number > found and await _patiently(database, number, name, text, sleep):
+            done.append(name)
     return done
+
+
+def script(schema: str, since: int = 0) -> str:
+    """Return as plain SQL what brings a schema from a version to this one, each migration in its own transaction.
+
+    Args:
+        schema: name of the schema.
+        since: the version it is at; 0 for a database without it.
+    """
+    parts = []
+    for before, (number, name, text) in zip((0, *(one[0] for one in MIGRATIONS)), MIGRATIONS, strict=False):
+        if number <= since:
+            continue
+        steps = ["begin", _LOCK, _PATIENCE, *([_SCHEMA, _TABLE] if before == 0 else []), _GUARD]
+        head = sql.SQL(";\n".join(steps)).format(**_names(schema), before=before).as_string()
+        record = sql.SQL(_RECORD).format(**_names(schema), number=number, name=name).as_string()
+        parts.append(f"-- {name}\n{head};\n\n{_rendered(number, text, schema)}\n;\n{record};\ncommit;\n")
+    return "\n".join(parts)
 
 
 async def require_newest(database: Database) -> None:
@@ -64,7 +101,14 @@ async def require_newest(database: Database) -> None:
     """
     found = await version(database)
     if found == 0:
-        await migrate(database)
+        try:
+            await migrate(database)
+        except MissingRightError as error:
+            msg = (
+                f"schema {database.schema!r} has not been made yet, and role {error.role!r} may not make it "
+                f"({error.denied}); let the schema's owner run: harvest db migrate"
+            )
+            raise SchemaError(msg) from error
     elif found < NEWEST:
         msg = f"schema {database.schema!r} is at version {found}, this Harvest needs {NEWEST}; run: harvest db migrate"
         raise SchemaError(msg)
@@ -76,24 +120,47 @@ async def require_newest(database: Database) -> None:
         raise SchemaError(msg)
 
 
-async def _has(connection: psycopg.AsyncConnection[tuple[object, ...]], database: Database, number: int) -> bool:
-    await connection.execute(database.text("create schema if not exists {schema}"))
-    await connection.execute(
-        database.text(
-            "create table if not exists {schema}.migrations (version integer primary key, name text not null, "
-            "applied_at timestamptz not null default now())"
-        )
+async def _patiently(
+    database: Database, number: int, name: str, text: str, sleep: Callable[[float], Awaitable[None]]
+) -> bool:
+    """Run a migration; where another transaction holds a table let those behind us pass, and try again."""
+    for _ in range(_TRIES):
+        try:
+            return await _run(database, number, name, text)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            await sleep(1.0)
+    msg = (
+        f"schema {database.schema!r} was not migrated to version {number}: another transaction has held one of its "
+        "tables for a minute; end what enqueues in a long transaction, then run: harvest db migrate"
     )
-    cursor = await connection.execute(
-        database.text("select exists (select from {schema}.migrations where version = %s)"), [number]
-    )
-    row = await cursor.fetchone()
-    return bool(row and row[0])
+    raise SchemaError(msg)
 
 
-def _rendered(text: str, schema: str) -> str:
-    return (
-        sql.SQL(text)
-        .format(schema=sql.Identifier(schema), channel=sql.Literal(schema), schema_text=sql.Literal(schema))
-        .as_string()
-    )
+async def _run(database: Database, number: int, name: str, text: str) -> bool:
+    """Run a migration under the lock, unless another process has."""
+    names = _names(database.schema)
+    async with database.connection_of_its_own() as connection, connection.transaction():
+        if database.pooler:
+            await connection.execute(LOCAL)
+        # One process migrates a schema at a time; the next one finds nothing left to do.
+        await connection.execute(sql.SQL(_LOCK).format(**names))
+        await connection.execute(_PATIENCE)
+        await connection.execute(sql.SQL(_SCHEMA).format(**names))
+        await connection.execute(sql.SQL(_TABLE).format(**names))
+        found = "select exists (select from {schema}.migrations where version = %s)"
+        cursor = await connection.execute(database.text(found), [number])
+        if await cursor.fetchone() == (True,):
+            return False
+        await connection.execute(_rendered(number, text, database.schema).encode(), prepare=False)
+        await connection.execute(sql.SQL(_RECORD).format(**names, number=number, name=name))
+    return True
+
+
+def _rendered(number: int, text: str, schema: str) -> str:
+    with_functions = f"{text};\n{FUNCTIONS}" if number == NEWEST else text
+    return sql.SQL(with_functions).format(**_names(schema)).as_string()
+
+
+def _names(schema: str) -> dict[str, sql.Composable]:
+    name, text = sql.Identifier(schema), sql.Literal(schema)
+    return {"schema": name, "schema_name": sql.Literal(name.as_string()), "channel": text, "schema_text": text}

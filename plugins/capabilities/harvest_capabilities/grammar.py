@@ -57,7 +57,7 @@ def parse(text: str) -> Requirement:
     if found := UNSTORABLE.search(text):
         reader.fail(f"the character {found[0]!a} cannot be stored; leave it out", found.start())
     if not text.strip():
-        reader.fail("the requirement is blank; leave 'requires' out to let any worker run the activity")
+        reader.fail("there is no term; leave the option out to ask for nothing")
     terms = [_term(reader)]
     while reader.take(","):
         terms.append(_term(reader))

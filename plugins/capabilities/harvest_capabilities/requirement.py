@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 
 import attrs
@@ -86,6 +86,10 @@ class Requirement:
             `unsatisfied_requirement:` and the canonical text of each term that fails (CAP5), each once.
         """
         return tuple(dict.fromkeys(f"{REASON}:{term}" for term in self.terms if not term.holds(labels)))
+
+    def asks_for(self, keys: Collection[str]) -> bool:
+        """Return whether a term asks for a label of one of these keys, which `not exists` does not."""
+        return any(term.key in keys and term.operator is not Operator.NOT_EXISTS for term in self.terms)
 
     def __str__(self) -> str:
         """Return the canonical text, which parses to an equal requirement."""

@@ -14,6 +14,7 @@ class TestContract(PolicyContract):
         "work": {},
         "render": {"requires": "gpu = true"},
         "ship": {"requires": "region in [eu, us]"},
+        "paint": {"prefers": "gpu = true"},
     }
 
     def plugin(self):

@@ -31,9 +31,11 @@ def test_declares_its_place():
     assert Capabilities.slug == "capabilities"
     assert Capabilities.config_class() == CapabilitiesConfig({})
     assert Capabilities.needs == {Feature.SKIP_LIST}
-    assert Capabilities.activity_options == ("requires",)
+    assert Capabilities.needs_peers
+    assert Capabilities.activity_options == ("requires", "prefers")
     assert Capabilities.worker_options == (
         WorkerOption("--label", "labels", "Label of this worker, as key=value.", pairs=True),
+        WorkerOption("--exclusive", "exclusive", "Take only activities that ask for this label."),
     )
 
 
@@ -47,6 +49,9 @@ def test_publishes_labels_requirements_and_verdicts():
             "transcode_video": ["unsatisfied_requirement:gpu=true"],
             "train": ["unsatisfied_requirement:gpu exists"],
         },
+        "prefers": {},
+        "lesser": {},
+        "prefer_wait": 10.0,
     }
 
 
@@ -80,7 +85,14 @@ def test_without_labels_and_requirements_has_no_effect():
     """Enabled with an empty configuration it finds nothing and skips nothing (K3)."""
     policy = Capabilities()
     facts = policy.publish(view())
-    assert facts == {"labels": {}, "requires": {}, "ineligible": {}}
+    assert facts == {
+        "labels": {},
+        "requires": {},
+        "ineligible": {},
+        "prefers": {},
+        "lesser": {},
+        "prefer_wait": 10.0,
+    }
     assert policy.build_skip_list(tick({"capabilities": facts})) is None
     assert policy.check_build(view()) == []
 
@@ -109,6 +121,10 @@ def test_a_worker_without_facts_claims_nothing():
         {"ineligible": {"transcode_video": "gpu"}},
         {"ineligible": {"transcode_video": []}},
         {"ineligible": {"transcode_video": {"gpu": "true"}}},
+        {"ineligible": {}, "lesser": ["transcode_video"]},
+        {"ineligible": {}, "prefers": {"transcode_video": 1}},
+        {"ineligible": {}, "lesser": {"transcode_video": "q"}},
+        {"ineligible": {}, "prefer_wait": "10s"},
         {"ineligible": {"plain": ["why"], "transcode_video": ["why", 1]}},
     ],
 )
@@ -130,12 +146,12 @@ def test_reports_a_requirement_that_cannot_be_read():
         Problem(
             "capabilities.requirement",
             "activity 'transcode_video'",
-            "empty value; write the text to compare the label with\n    gpu = \n          ^",
+            "'requires': empty value; write the text to compare the label with\n    gpu = \n          ^",
         ),
         Problem(
             "capabilities.requirement",
             "activity 'sync'",
-            "unknown operator 'IN'; did you mean 'in'?\n    region IN [a]\n           ^",
+            "'requires': unknown operator 'IN'; did you mean 'in'?\n    region IN [a]\n           ^",
         ),
     ]
 

@@ -55,8 +55,8 @@ def test_reads(text, terms):
 @pytest.mark.parametrize(
     ("text", "column", "sentence"),
     [
-        ("", 0, "the requirement is blank; leave 'requires' out to let any worker run the activity"),
-        (" \n", 0, "the requirement is blank; leave 'requires' out to let any worker run the activity"),
+        ("", 0, "there is no term; leave the option out to ask for nothing"),
+        (" \n", 0, "there is no term; leave the option out to ask for nothing"),
         ("gpu=1,,x=2", 6, "empty term; write one on each side of a comma"),
         ("gpu=1, ", 7, "empty term; write one on each side of a comma"),
         (", gpu=1", 0, "empty term; write one on each side of a comma"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 from numbers import Real
+from typing import TypeGuard
 
 import attrs
 
@@ -61,19 +62,16 @@ class Signal:
         Raises:
             TypeError: value is no number; a bool is none.
         """
-        if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        if not _is_number(value):
             msg = (
                 f"signal.set() takes a number, not {_shown(value)}; a verdict is given by a source that returns a bool"
             )
             raise TypeError(msg)
-        number = _finite(value)
         with self._lock:
-            if not self._settable:
-                self._last = attrs.evolve(self._last, ignored=self._last.ignored + 1)
-            elif number is None:
-                self._ignore(value)
+            if self._settable:
+                self._take(_finite(value), value)
             else:
-                self._accept(number)
+                self._last = attrs.evolve(self._last, ignored=self._last.ignored + 1)
 
     def receive(self, setting: Setting | None) -> None:
         """Take the runtime setting as it was just read; a new version means that it arrived now.
@@ -85,20 +83,18 @@ class Signal:
         """
         if setting is None:
             return
-        # Only the two settings modes come here, so a signal that cannot be set has the setting as its only source.
         number = _finite(setting.value)
         with self._lock:
-            changed = setting.version != self._version
-            self._version = setting.version
-            if number is not None and (changed or not self._settable):
-                self._accept(number)
-            elif number is None and changed:
-                self._ignore(setting.value)
-                msg = (
-                    f"the runtime setting cost_signal is {_shown(setting.value)}, not a finite number, and is ignored; "
-                    "set it with `harvest config set cost_signal 520`"
-                )
-                raise ValueError(msg)
+            changed, self._version = setting.version != self._version, setting.version
+            # Only the two settings modes come here, so a signal that cannot be set has the setting as its only source.
+            if changed or (number is not None and not self._settable):
+                self._take(number, setting.value)
+        if changed and number is None:
+            msg = (
+                f"the runtime setting cost_signal is {_shown(setting.value)}, not a finite number, and is ignored; "
+                "set it with `harvest config set cost_signal 520`"
+            )
+            raise ValueError(msg)
 
     def read(self, source: Callable[[], object]) -> None:
         """Call source and take what it returns: a number, or a bool as the verdict itself.
@@ -116,11 +112,10 @@ class Signal:
             raise
         accepted = value if isinstance(value, bool) else _finite(value)
         with self._lock:
-            if accepted is None:
-                self._ignore(value)
-                msg = f"the signal source returned {_shown(value)}, neither a finite number nor a bool; it is ignored"
-                raise ValueError(msg)
-            self._accept(accepted)
+            self._take(accepted, value)
+        if accepted is None:
+            msg = f"the signal source returned {_shown(value)}, neither a finite number nor a bool; it is ignored"
+            raise ValueError(msg)
 
     def reading(self) -> Reading:
         """Return what is known now; never waits for a source."""
@@ -129,20 +124,22 @@ class Signal:
                 return self._last
             return attrs.evolve(self._last, age=self._clock() - self._arrived)
 
-    def _accept(self, value: float) -> None:
-        self._last = attrs.evolve(self._last, value=value, trouble="")
-        self._arrived = self._clock()
+    def _take(self, accepted: float | bool | None, value: object) -> None:  # noqa: FBT001 - a verdict is a value
+        if accepted is None:
+            trouble = f"last value ignored: {_shown(value)}"
+            self._last = attrs.evolve(self._last, trouble=trouble, ignored=self._last.ignored + 1)
+        else:
+            self._last = attrs.evolve(self._last, value=accepted, trouble="")
+            self._arrived = self._clock()
 
-    def _ignore(self, value: object) -> None:
-        trouble = f"last value ignored: {_shown(value)}"
-        self._last = attrs.evolve(self._last, trouble=trouble, ignored=self._last.ignored + 1)
+
+def _is_number(value: object) -> TypeGuard[Real | Decimal]:
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
 
 
 def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
-        return None
     try:
-        number = float(value)
+        number = float(value) if _is_number(value) else math.nan
     except (OverflowError, ValueError):  # an int beyond every float; a signalling NaN
         return None
     return number if math.isfinite(number) else None

@@ -34,3 +34,43 @@ class TestStaleSource(PolicyContract):
         with pytest.raises(OSError, match="no answer"):
             refresh.run({})
         return hold
+
+
+class TestOwnThresholds(PolicyContract):
+    """While it holds one of two activities, below the threshold of the other, by the resume threshold."""
+
+    activities: ClassVar = {"train_model": {}, "work": {}}
+
+    def plugin(self):
+        config = CostHoldConfig(400.0, ["work"], resume_threshold=350.0, thresholds={"train_model": 300.0})
+        hold = CostHold(config, clock=FakeClock())
+        for value in (320.0, 280.0):
+            hold.signal.set(value)
+            hold.observe()
+        return hold
+
+
+class TestMaxHold(PolicyContract):
+    """While it holds all but what has waited for max_hold, which starts at a rate."""
+
+    activities: ClassVar = {"train_model": {}, "work": {}}
+
+    def plugin(self):
+        hold = CostHold(CostHoldConfig(400.0, ["train_model"], max_hold=60.0, release_rate="1/h"), clock=FakeClock())
+        hold.signal.set(520.0)
+        return hold
+
+
+class TestRelease(PolicyContract):
+    """While it releases the backlog of a hold that ended."""
+
+    activities: ClassVar = {"train_model": {}, "work": {}}
+
+    def plugin(self):
+        clock = FakeClock()
+        hold = CostHold(CostHoldConfig(400.0, ["train_model"], release_rate="1/h"), clock=clock)
+        for value in (520.0, 100.0):
+            hold.signal.set(value)
+            hold.observe()
+            clock.advance(60)
+        return hold

@@ -104,6 +104,7 @@ def test_unknown_activities_close_the_gate(make_hold, facts) -> None:
 def test_publishes_the_whole_configuration(make_hold) -> None:
     """Facts hold every key, pass through JSON, and call a source given in code `callable`."""
     facts = {"defer_threshold": 400.0, "activities": ["train_model"], "refresh": 5.0, "stale_after": 60.0}
+    facts |= {"resume_threshold": None, "thresholds": {}, "max_hold": None, "release_rate": None, "recheck": 5.0}
     for source, name in ((None, None), ("setting", "setting"), (lambda: 1.0, "callable")):
         published = json.loads(json.dumps(make_hold(source=source).publish(BUILD)))
         assert published == facts | {"source": name}

@@ -11,6 +11,8 @@ from harvest_core.plugin import Problem, near_match
 MAX_WEIGHT = 1000
 """Largest weight of a queue (rule W5)."""
 
+STARTS, SLOTS = "starts", "slots"
+
 
 @attrs.frozen
 class WeightsConfig:
@@ -18,9 +20,11 @@ class WeightsConfig:
 
     Args:
         queues: weight by queue, 0 to 1000; absent means 1, and 0 that it runs once all others are drained.
+        by: what is shared, `starts` or `slots`: how many tasks of each queue start, or how many run (rule W6).
     """
 
     queues: dict[str, int] = attrs.field(factory=dict)
+    by: str = STARTS
 
 
 def is_weight(value: object) -> bool:
@@ -29,8 +33,12 @@ def is_weight(value: object) -> bool:
 
 
 def config_problems(config: WeightsConfig, polled: Sequence[str]) -> list[Problem]:
-    """Return a problem for every bad weight and for every queue that the worker does not poll (rule W5)."""
+    """Return a problem for every bad key: weights, queues that the worker does not poll (rule W5), and `by`."""
     problems = []
+    if config.by not in (STARTS, SLOTS):
+        message = f"expected 'starts' or 'slots', found {config.by!r}"
+        hint = near_match(config.by, (STARTS, SLOTS)) or "slots keeps slow tasks of one queue from taking every slot"
+        problems.append(Problem(code="weights.unknown-by", where="plugins.weights.by", message=message, hint=hint))
     for queue, weight in config.queues.items():
         where = f"plugins.weights.queues.{queue}"
         if queue not in polled:

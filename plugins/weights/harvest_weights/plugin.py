@@ -19,13 +19,14 @@ from harvest_core.plugin import (
     WorkerOption,
     hookimpl,
 )
-from harvest_weights.config import WeightsConfig, config_problems, is_weight
+from harvest_weights.config import SLOTS, STARTS, WeightsConfig, config_problems, is_weight
+from harvest_weights.slots import slots_of
 from harvest_weights.stride import turns_of
 
 
 @attrs.define(eq=False, slots=False)
 class Weights(Plugin):
-    """Queues that share a worker's dispatches in proportion to their weights."""
+    """Queues that share a worker's dispatches, or its busy slots, in proportion to their weights."""
 
     slug = "weights"
     config_class = WeightsConfig
@@ -42,28 +43,33 @@ class Weights(Plugin):
     @hookimpl
     def publish(self, build: BuildView) -> Mapping[str, Json]:  # noqa: ARG002 - pluggy matches by name
         """Return the configured weights; a queue that is absent has 1."""
-        return {"queues": dict(self.config.queues)}
+        return {"queues": dict(self.config.queues), "by": self.config.by}
 
     @hookimpl
     def order_queues(self, tick: Tick) -> Sequence[Turn] | None:
         """Return every polled queue's tier and turns, or None for a worker without weights.
 
+        Where slots cannot be shared, for want of slots or of knowledge, starts are.
+
         Raises:
             ValueError: the worker published no facts of this plugin, or not in its form.
         """
-        weights = published_weights(tick.worker)
-        return turns_of(tick.worker.queues, weights, tick.turns, tick.waiting) if weights else None
+        weights, by = published(tick.worker)
+        queues = tick.worker.queues
+        if by == SLOTS and (turns := slots_of(queues, weights, tick.free, tick.busy, tick.waiting)):
+            return turns
+        return turns_of(queues, weights, tick.turns, tick.waiting) if weights or by == SLOTS else None
 
 
-def published_weights(worker: Worker) -> Mapping[str, int]:
-    """Return what the worker published of this plugin.
+def published(worker: Worker) -> tuple[Mapping[str, int], str]:
+    """Return the weights the worker published and what they share; one of the version before shares starts.
 
     Raises:
         ValueError: it is absent or not in the form of `publish`: a gate that cannot be judged is closed.
     """
     match worker.facts.get("weights"):
-        case {"queues": queues, **rest} if not rest and _is_weights(queues):
-            return queues
+        case {"queues": queues, **rest} if _is_weights(queues) and rest.get("by", STARTS) in (STARTS, SLOTS):
+            return queues, str(rest.get("by", STARTS))
     msg = (
         f"worker {worker.name!r} published no readable facts of weights: {worker.facts.get('weights')!r}; "
         "restart it with this version of harvest-weights"

@@ -58,4 +58,15 @@ def test_good_weights_pass(queues):
 
 def test_a_worker_publishes_its_whole_configuration():
     """A hook judges by the facts, so they hold every configured weight."""
-    assert Weights(WeightsConfig({"user-email": 3})).publish(BUILD) == {"queues": {"user-email": 3}}
+    assert Weights(WeightsConfig({"user-email": 3})).publish(BUILD) == {"queues": {"user-email": 3}, "by": "starts"}
+
+
+@pytest.mark.parametrize(
+    ("by", "hint"),
+    [("slot", "did you mean 'slots'?"), ("time", "slots keeps slow tasks of one queue from taking every slot")],
+)
+def test_an_unknown_share_is_told(by, hint):
+    """W6: starts and slots can be shared, nothing else."""
+    assert list(map(str, Weights(WeightsConfig(by=by)).check_build(BUILD))) == [
+        f"weights.unknown-by  plugins.weights.by: expected 'starts' or 'slots', found {by!r} ({hint})"
+    ]

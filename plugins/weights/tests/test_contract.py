@@ -12,3 +12,10 @@ class TestContract(PolicyContract):
 
     def plugin(self):
         return Weights(WeightsConfig({"user-email": 3, "spare-time": 0}))
+
+
+class TestContractBySlots(TestContract):
+    """The same weights, sharing slots."""
+
+    def plugin(self):
+        return Weights(WeightsConfig({"user-email": 3, "spare-time": 0}, by="slots"))

@@ -78,7 +78,9 @@ def test_steps_stay_within_64_bits():
         {"weights": {"queues": {"a": True}}},
         {"weights": {"queues": {"a": -1}}},
         {"weights": {"queues": {"a": 1.5}}},
-        {"weights": {"queues": {}, "by": "slots"}},
+        {"weights": {"queues": {}, "by": "time"}},
+        {"weights": {"queues": {}, "by": ["slots"]}},
+        {"weights": {"queues": {}, "by": None}},
     ],
 )
 def test_unreadable_facts_close_the_claim(facts):

@@ -9,7 +9,7 @@
 --
 -- Further arguments narrow the claim. `pool` 'suspect' takes suspects in place of pending tasks. `prefetch` takes tasks for so
 -- many seconds without starting them. Lane i gives at most mosts[i] tasks. A route with befores[i] gives only tasks of
--- exactly priorities[i] that were due by then. A route with groups[i] above 0 is under the caps of that group: cap c lets
+-- exactly priorities[i] that were due after afters[i] and by befores[i]. A route with groups[i] above 0 is under the caps of that group: cap c lets
 -- take from its group only while counter cap_counters[c] lasts, and counts only tasks due by cap_untils[c], if that is
 -- given. A counter k has counts[k] left, or else draws from budgets[k], which is locked here and counted by a statement whose
 -- snapshot is newer than the lock: at most concurrencies[k] running tasks of the activities of its groups, and at most
@@ -18,7 +18,7 @@ create or replace function {schema}.claim(
     routes bigint[], lanes integer[], priorities integer[], times timestamptz[], ids bigint[],
     tiers integer[], starts bigint[], steps bigint[], worker uuid, n integer,
     pool text default 'pending', prefetch double precision default null, mosts integer[] default null,
-    befores timestamptz[] default null, groups integer[] default null, group_names text[] default null,
+    afters timestamptz[] default null, befores timestamptz[] default null, groups integer[] default null, group_names text[] default null,
     cap_groups integer[] default null, cap_counters integer[] default null, cap_untils timestamptz[] default null,
     counts integer[] default null, budgets text[] default null, concurrencies integer[] default null,
     budget_starts integer[] default null, periods double precision[] default null
@@ -83,10 +83,11 @@ begin
             is_open := one is not null;
             full_route := false;
             if groups[best] > 0 then
-                -- Of an unopened route only a bound of its head is known: it counts where the cap counts every task.
+                -- Of an unopened route only a bound of its head is known: it counts where the cap counts all it gives.
                 for c in 1 .. cardinality(cap_groups) loop
                     full_route := full_route or cap_groups[c] = groups[best] and counts[cap_counters[c]] <= 0
-                        and (cap_untils[c] is null or is_open and times[best] <= cap_untils[c]);
+                        and (cap_untils[c] is null or befores[best] <= cap_untils[c]
+                             or is_open and times[best] <= cap_untils[c]);
                 end loop;
                 if is_open and not full_route then
                     for c in 1 .. cardinality(cap_groups) loop
@@ -113,7 +114,7 @@ begin
                     open one for
                         select t.id, t.priority, t.scheduled_at from {schema}.tasks t
                         where t.route_id = routes[best] and t.state = 'pending' and t.priority = priorities[best]
-                          and t.scheduled_at <= befores[best]
+                          and t.scheduled_at > afters[best] and t.scheduled_at <= befores[best]
                         order by t.scheduled_at, t.id limit n for update skip locked;
                 else
                     open one for
@@ -139,6 +140,7 @@ begin
                     close one;
                 end if;
                 routes[best] := routes[firsts[lane]];
+                afters[best] := afters[firsts[lane]];
                 befores[best] := befores[firsts[lane]];
                 groups[best] := groups[firsts[lane]];
                 cursors[best] := cursors[firsts[lane]];
@@ -191,7 +193,6 @@ create or replace function {schema}.budget_counts(
 declare
     share record;
     used jsonb;
-    running integer;
 begin
     for share in
         select k.k, budgets[k.k] as name from generate_subscripts(budgets, 1) k(k) where budgets[k.k] is not null
@@ -202,15 +203,21 @@ begin
             exit when found;
             insert into {schema}.budgets (name) values (share.name) on conflict do nothing;
         end loop;
-        if concurrencies[share.k] is not null then
-            select count(*) into running from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
-            where t.state = 'running' and r.kind = 'activity' and r.name = any(array(
+        counts[share.k] := {schema}.budget_room(
+            used, concurrencies[share.k], budget_starts[share.k], periods[share.k], array(
                 select group_names[c.cap_group] from unnest(cap_groups, cap_counters) c(cap_group, counter)
                 where c.counter = share.k));
-        end if;
-        counts[share.k] := least(
-            concurrencies[share.k] - running,
-            budget_starts[share.k] - {schema}.window_starts(used, periods[share.k]), 2147483647);
     end loop;
     return counts;
 end $$;
+
+-- How many tasks of these activities a budget lets start now.
+create or replace function {schema}.budget_room(
+    used jsonb, concurrency integer, starts integer, period double precision, activities text[]
+) returns integer language sql volatile as $$
+    select least(
+        concurrency - case when concurrency is not null then (
+            select count(*) from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
+            where t.state = 'running' and r.kind = 'activity' and r.name = any(activities)) end,
+        starts - {schema}.window_starts(used, period), 2147483647)::integer
+$$;

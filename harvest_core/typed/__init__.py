@@ -1,0 +1,1 @@
+"""From a function's type hints to the JSON of its payloads and back, strictly."""
