@@ -66,10 +66,10 @@ async def test_all_at_once_is_refused(kernel):
     await kernel.enqueue()
     with pytest.raises(HarvestError) as caught:
         await cancel(kernel)
-    assert str(caught.value) == "cancel of all tasks at once is refused; Give ids, a queue or a name."
+    assert str(caught.value) == "cancel of all tasks at once is refused; give ids, a queue or a name"
     with pytest.raises(HarvestError) as caught:
         await retry(kernel)
-    assert str(caught.value) == "retry of all tasks at once is refused; Give ids, a queue or a name."
+    assert str(caught.value) == "retry of all tasks at once is refused; give ids, a queue or a name"
     assert await kernel.states() == {"pending": 1}
 
 

@@ -133,7 +133,7 @@ begin
                 else
                     insert into {schema}.replaced (task_id, by_id)
                     select t.id, conflict.id from {schema}.tasks t where t.id = conflict.owner
-                    on conflict (task_id) do update set by_id = excluded.by_id;
+                    on conflict on constraint replaced_pkey do update set by_id = excluded.by_id;
                     update {schema}.keys k
                     set task_id = conflict.id, expires_at = now() + make_interval(secs => conflict.period)
                     where k.name = conflict.name and k.key = conflict.key;
