@@ -401,7 +401,7 @@ async def test_what_a_retry_cannot_be_asked(kernel):
             await client.retry(1, states=["completed"])
         assert str(caught.value) == "retry of 'completed' tasks: only failed and cancelled tasks can be put back"
         with pytest.raises(HarvestError) as caught:
-            await client.retry(since=datetime(2026, 1, 1))  # noqa: DTZ001
+            await client.retry(since=datetime(2026, 1, 1))
         assert str(caught.value) == (
             "retry since datetime.datetime(2026, 1, 1, 0, 0): expected a datetime with a time zone"
         )

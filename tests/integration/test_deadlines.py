@@ -66,7 +66,9 @@ async def test_a_paused_queue_has_a_clock_that_stands_still(kernel):
     assert await control.resume_queue(kernel.database, "default") is True
     assert await control.resume_queue(kernel.database, "default") is False
     assert await kernel.sql("select id, xmin::text from tasks order by id") == before
-    assert await kernel.sql("select name, round(extract(epoch from paused_for))::int from queues") == [("default", 1000)]
+    assert await kernel.sql("select name, round(extract(epoch from paused_for))::int from queues") == [
+        ("default", 1000)
+    ]
     assert await overdue(kernel) == 0
     await kernel.sql("update tasks set start_by = start_by - interval '41 s'")  # 20 s before the pause, 41 after it
     assert await overdue(kernel) == 3
@@ -162,9 +164,7 @@ async def test_over_retries(kernel):
     await tasks.promote(kernel.database)
     (claim,) = await worker.take()
     await tasks.write_outcomes(kernel.database, [(claim, Retried(61.0, "second"))])
-    assert await errors(kernel) == [
-        ("failed", "second; schedule_to_close leaves no time for another attempt")
-    ]
+    assert await errors(kernel) == [("failed", "second; schedule_to_close leaves no time for another attempt")]
 
 
 @pytest.mark.matrix

@@ -105,5 +105,11 @@ async def enqueue(database, chance):
 
 def outcome(chance):
     return chance.choice(
-        [Finished("completed", "1"), Finished("failed", error="no"), Retried(0.0, "again"), Retried(5.0, "later"), Released()]
+        [
+            Finished("completed", "1"),
+            Finished("failed", error="no"),
+            Retried(0.0, "again"),
+            Retried(5.0, "later"),
+            Released(),
+        ]
     )

@@ -53,7 +53,9 @@ async def test_a_task_that_kills_its_worker(kernel, tmp_path):
         nonlocal process, deaths
         if process is None or process.poll() is not None:
             deaths += process is not None
-            process = subprocess.Popen([sys.executable, str(tmp_path / "app.py")], env=environ, stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [sys.executable, str(tmp_path / "app.py")], env=environ, stdout=subprocess.DEVNULL
+            )
         return await kernel.one("select count(*) = 0 from tasks")
 
     try:
