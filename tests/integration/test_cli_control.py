@@ -1,4 +1,4 @@
-"""`harvest task cancel` and `retry`, `harvest queue`, and the options of an enqueue: every answer as it is printed (O2)."""
+"""`harvest task cancel` and `retry`, `harvest queue`, the options of an enqueue: every answer as printed (O2)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def ended(kernel, task_id):
     return (await kernel.sql("select state::text, error from finished where id = %s", [task_id]))[0]
 
 
-# ------------------------------------------------------------------------------------------------ cancel: what does not run
+# ------------------------------------------------------------------------------------------------ cancel: waiting
 
 
 @pytest.mark.matrix
@@ -93,7 +93,7 @@ async def _waits(kernel):
     return await kernel.one("select exists (select from pg_locks where not granted)")
 
 
-# ------------------------------------------------------------------------------------------------ cancel: what runs
+# ------------------------------------------------------------------------------------------------ cancel: running
 
 
 @pytest.mark.matrix
@@ -287,7 +287,7 @@ async def test_a_failed_a_cancelled_and_a_quarantined_task_go_back(kernel):
     """With all attempts, under their ids; the error stays to be read until the next end (K13, sidekiq#4594)."""
     failed, cancelled, crashed, done = await kernel.enqueue(count=4, max_attempts=3)
     worker = await kernel.claimer("work")
-    first, second, third, fourth = await worker.take(4)
+    first, second, _, fourth = await worker.take(4)
     await end(kernel, [first])
     await end(kernel, [second], "cancelled", "no")
     await kernel.sql("update workers set beaten_at = now() - interval '1 day'")

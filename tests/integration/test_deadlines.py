@@ -20,8 +20,8 @@ async def later(kernel, seconds=61):
     """Let time pass for every task and queue: what was written is that much older."""
     past = f"interval '{seconds} seconds'"
     await kernel.sql(
-        f"update tasks set start_by = start_by - {past}, close_by = close_by - {past}, scheduled_at = scheduled_at - {past}, "
-        f"claimed_at = claimed_at - {past}, deadline = deadline - {past}"
+        f"update tasks set start_by = start_by - {past}, close_by = close_by - {past}, "
+        f"scheduled_at = scheduled_at - {past}, claimed_at = claimed_at - {past}, deadline = deadline - {past}"
     )
     await kernel.sql(f"update queues set paused_at = paused_at - {past}, resumed_at = resumed_at - {past}")
 

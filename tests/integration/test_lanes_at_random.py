@@ -33,7 +33,7 @@ execute function check_lane();
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(2))
 async def test_the_width_holds_and_every_lane_drains(kernel, seed):
-    """Enqueue, claim, every end, cancel, replace, rescue, promote and clean-up race; no deadlock, no lane stays shut."""
+    """Enqueue, claim, every end, cancel, replace, rescue, promote and clean-up race: no deadlock, all lanes drain."""
     await workers.publish_lane_limits(kernel.database, [LaneLimit("two", concurrency=2)])
     await kernel.sql(GUARD)
     troubles = []

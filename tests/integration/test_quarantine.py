@@ -1,4 +1,4 @@
-"""A task that kills its worker: tried alone, so often, then put aside; what runs beside it survives (K12, sidekiq#4594)."""
+"""A task that kills its worker: tried alone, so often, then put aside; the others survive (K12, sidekiq#4594)."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ async def test_a_task_that_kills_its_worker(kernel, tmp_path):
         nonlocal process, deaths
         if process is None or process.poll() is not None:
             deaths += process is not None
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
                 [sys.executable, str(tmp_path / "app.py")], env=environ, stdout=subprocess.DEVNULL
             )
         return await kernel.one("select count(*) = 0 from tasks")

@@ -30,9 +30,9 @@ async def old_partition(kernel, offset):
         f"('{(at + timedelta(days=1)).isoformat()}')"
     )
     ((task_id,),) = await kernel.sql(
-        "insert into finished (id, finished_at, scheduled_at, enqueued_at, priority, attempt, max_attempts, state, queue, "
-        "kind, name, traits, args, kwargs) select nextval('task_ids'), %s, now(), now(), 0, 1, 1, 'completed', 'default', "
-        "'activity', 'work', '{}', '[]', '{}' returning id",
+        "insert into finished (id, finished_at, scheduled_at, enqueued_at, priority, attempt, max_attempts, state, "
+        "queue, kind, name, traits, args, kwargs) select nextval('task_ids'), %s, now(), now(), 0, 1, 1, 'completed', "
+        "'default', 'activity', 'work', '{}', '[]', '{}' returning id",
         [at],
     )
     return task_id
@@ -60,7 +60,7 @@ async def test_old_partitions_are_dropped(kernel):
 
 @pytest.mark.matrix
 async def test_a_reader_holds_it_up_a_moment_only(kernel):
-    """Someone who reads is not waited for longer than 100 ms, nothing is half done, and the next round does it (K13)."""
+    """Someone who reads is not waited for longer than 100 ms, nothing is half done, the next round does it (K13)."""
     await old_partition(kernel, -9)
     await old_partition(kernel, -8)
     reader = await kernel.connection(autocommit=False)
