@@ -101,8 +101,8 @@ async def test_an_empty_batch_is_no_task(kernel):
 HINT = (
     "A name, a queue, a key and a lane are not blank, key and lane take at most 1024 bytes, args is a JSON array, "
     "kwargs and traits are JSON objects, max_attempts is at least 1, scheduled_at lies in the years 2 to 8999, "
-    "delay is not negative, key_period and all time limits are above 0, all of them below 1e10 seconds, a key_period needs a "
-    "key, on_conflict is ignore, replace or raise, and arguments take at most 2 MB."
+    "delay is not negative, key_period and all time limits are above 0, all of them below 1e10 seconds, a key_period "
+    "needs a key, on_conflict is ignore, replace or raise, and arguments take at most 2 MB."
 )
 
 
