@@ -8,6 +8,7 @@ import sys
 import time
 
 import claims
+import control
 import head
 import policies
 import schedules
@@ -16,7 +17,7 @@ from ground import Figure, ground
 from rich.console import Console
 from rich.table import Table
 
-PARTS = (policies, claims, throughput, head, schedules)
+PARTS = (policies, claims, throughput, head, schedules, control)
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ from harvest_core.store.postgres import inspect as views
 from harvest_core.store.postgres.control import Cancelled, Selection
 from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.enqueue import enqueue_many, enqueue_many_on_async
-from harvest_core.store.postgres.inspect import TaskStatus
+from harvest_core.store.postgres.inspect import QueueStatus, TaskStatus
 from harvest_core.store.postgres.lent import lent
 
 
@@ -252,6 +252,10 @@ class Client(ScheduleClient):
     async def resume_queue(self, queue: str) -> bool:
         """Resume a queue; False where it was not paused."""
         return await control.resume_queue(self.database, queue)
+
+    async def queues(self) -> list[QueueStatus]:
+        """Return the queues that have pending tasks or are paused, by name."""
+        return await views.queue_states(self.database)
 
     async def settings(self) -> Mapping[str, Setting]:
         """Return the runtime settings by key."""

@@ -31,8 +31,11 @@ class Call:
         args: positional arguments.
         kwargs: keyword arguments of the activity.
         options: `queue`, `priority`, `delay` (seconds or "5m"), `scheduled_at` (aware datetime), `key` (unique among
-            unfinished tasks of the activity), `max_attempts`, `start_to_close`, `heartbeat`, `elsewhere` (True:
-            another app has the activity), and the enqueue options of plugins, e.g. `flags`.
+            unfinished tasks of the activity), `key_period` (the key is taken for so long from now, after the end too),
+            `on_conflict` ("ignore", "replace" or "raise", where the key is taken), `lane` ("customer/7": one of a lane
+            runs at a time), `max_attempts`, `start_to_close`, `heartbeat`, `schedule_to_start`, `schedule_to_close`
+            (lengths of time), `elsewhere` (True: another app has the activity), and the enqueue options of plugins,
+            e.g. `flags`.
     """
 
     def __init__(

@@ -59,10 +59,10 @@ class OnLoop(Generic[T]):
         return _outcome(call)
 
     def soon(self, work: Callable[[T], None]) -> None:
-        """Have a plain function of it called on the loop, if it is open, and do not wait."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.loop.call_soon_threadsafe(work, self._opened.it)
+        """Have a plain function of it called on the loop, if it is open, and do not wait; safe in a signal handler."""
+        if (opened := self._opened) is not None:
+            with suppress(RuntimeError):  # its loop has closed meanwhile
+                opened.loop.call_soon_threadsafe(work, opened.it)
 
     def close(self) -> None:
         """End calls under way and close it; a later call opens it anew."""
@@ -154,7 +154,7 @@ def _outcome(call: concurrent.futures.Future[R]) -> R:
     try:
         return call.result()
     except concurrent.futures.CancelledError:
-        msg = "the client was closed while this call was under way"
+        msg = "closed while this call was under way: what it did is not known"
         raise HarvestError(msg) from None
     except BaseException:
         call.cancel()  # an interrupt came here, in the waiting thread

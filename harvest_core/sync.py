@@ -105,6 +105,7 @@ class SyncClient:
     resume_schedule = _twin(Client.resume_schedule)
     trigger_schedule = _twin(Client.trigger_schedule)
     delete_schedule = _twin(Client.delete_schedule)
+    queues = _twin(Client.queues)
     pause_queue = _twin(Client.pause_queue)
     resume_queue = _twin(Client.resume_queue)
     settings = _twin(Client.settings)

@@ -19,6 +19,7 @@ from harvest_core.cli.database import db
 from harvest_core.cli.explain import explain
 from harvest_core.cli.output import LogFormatter, fault
 from harvest_core.cli.plugins import plugin
+from harvest_core.cli.queue import queue
 from harvest_core.cli.schedule import schedule
 from harvest_core.cli.settings import config
 from harvest_core.cli.task import task
@@ -38,7 +39,7 @@ def harvest() -> None:
     logging.getLogger("harvest").setLevel(logging.ERROR)
 
 
-for _group in (worker, task, schedule, check, config, db, plugin, explain):
+for _group in (worker, task, queue, schedule, check, config, db, plugin, explain):
     harvest.add_command(_group)
 
 

@@ -1,11 +1,12 @@
-"""`harvest task enqueue` and `show`."""
+"""`harvest task enqueue`, `show`, `cancel` and `retry`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import attrs
 import click
@@ -15,15 +16,25 @@ from harvest_core.cli.locate import Source, app_or_client_build, client_build, l
 from harvest_core.cli.output import answer, fields, inline, json_option, line
 from harvest_core.client import Client, Task
 from harvest_core.codec import encoded_by
+from harvest_core.enqueue import ON_CONFLICT
 from harvest_core.errors import UnknownActivityError
+from harvest_core.store.postgres.control import Cancelled
 from harvest_core.store.postgres.inspect import TaskStatus
 
 _BIGGEST_ID = 2**63 - 1
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _filtered(function: _F) -> _F:
+    """Give a command ids of tasks, `--queue` and `--activity`."""
+    function = click.option("--activity", help="Tasks of this activity.")(function)
+    function = click.option("--queue", help="Tasks of this queue.")(function)
+    return click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, _BIGGEST_ID))(function)
 
 
 @click.group()
 def task() -> None:
-    """Enqueue tasks and look at them."""
+    """Enqueue tasks, look at them, cancel them and put them back."""
 
 
 @task.command("enqueue", context_settings={"ignore_unknown_options": True})
@@ -33,6 +44,11 @@ def task() -> None:
 @click.option("--priority", type=int, help="Higher runs first.")
 @click.option("--delay", help='Run it after this time, such as "5m".')
 @click.option("--key", help="Unique among unfinished tasks of the activity; a duplicate gives the existing task.")
+@click.option("--key-period", help='Keep the key taken for this time from now, such as "1h", even after the end.')
+@click.option("--on-conflict", type=click.Choice(ON_CONFLICT), help="What to do where the key is taken; ignore.")
+@click.option("--lane", help='One of a lane runs at a time, such as "customer/7".')
+@click.option("--schedule-to-start", help="Time it may wait for its first start once it is due.")
+@click.option("--schedule-to-close", help="Time until its end, all attempts included.")
 @click.option("--kwargs", metavar="JSON", help="Keyword arguments, as a JSON object.")
 @click.option("--max-attempts", type=int, help="Starts in all.")
 @click.option("--with", "extra", metavar="OPTION=JSON", multiple=True, help="""Option of a plugin: flags='["vip"]'.""")
@@ -66,6 +82,8 @@ def enqueue(
         raise click.UsageError(msg)
     made = asyncio.run(_enqueue(source, name, values, keywords, given | {"elsewhere": elsewhere}))
     known = f"task {made.id} of the key {options['key']!r} was there already"
+    if options["on_conflict"] == "replace":
+        known += " and is replaced"
     text = f"task {made.id} enqueued" if made.created else known
     answer({"id": made.id, "created": made.created}, line(text), as_json=as_json)
 
@@ -81,6 +99,51 @@ def show(*, source: Source, task_id: int, as_json: bool) -> None:
     answer(document, fields(_described(status)), as_json=as_json)
 
 
+@task.command("cancel")
+@_filtered
+@click.option("--reason", default="cancelled", show_default=True, help="Kept as the task's error.")
+@locating
+@json_option
+def cancel(
+    *, source: Source, ids: tuple[int, ...], queue: str | None, activity: str | None, reason: str, as_json: bool
+) -> None:
+    """Cancel tasks by IDS or by queue and activity.
+
+    What does not run ends at once. Running attempts are asked to stop.
+    """
+    _require_filter("cancel", "IDs, --queue or --activity", ids, queue, activity)
+    done = asyncio.run(_cancel(source, ids, queue, activity, reason))
+    text = f"{_tasks(done.ended)} cancelled" + (f", {_tasks(done.asked)} asked to stop" if done.asked else "")
+    answer({"cancelled": done.ended, "asked": done.asked}, line(text), as_json=as_json)
+
+
+@task.command("retry")
+@_filtered
+@click.option("--state", type=click.Choice(["failed", "cancelled"]), default="failed", show_default=True)
+@click.option(
+    "--since", metavar="TIME", help='Only what ended then or later: "2026-12-01T08:00+00:00"; UTC unless given.'
+)
+@locating
+@json_option
+def retry(
+    *,
+    source: Source,
+    ids: tuple[int, ...],
+    queue: str | None,
+    activity: str | None,
+    state: str,
+    since: str | None,
+    as_json: bool,
+) -> None:
+    """Put failed or cancelled tasks back, with all their attempts, by IDS or by queue, activity and time.
+
+    A task whose key another one has by now stays.
+    """
+    _require_filter("retry", "IDs, --queue, --activity or --since", ids, queue, activity, since)
+    back = asyncio.run(_retry(source, ids, queue, activity, state, None if since is None else _moment(since)))
+    answer({"retried": back}, line(f"{_tasks(len(back))} put back"), as_json=as_json)
+
+
 async def _enqueue(
     source: Source, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Task:
@@ -91,6 +154,39 @@ async def _enqueue(
             return await client.enqueue(name, *args, kwargs=kwargs, **options)
         except UnknownActivityError as error:
             raise UnknownActivityError(str(error).replace("elsewhere=True", "--elsewhere")) from None
+
+
+async def _cancel(
+    source: Source, ids: Sequence[int], queue: str | None, activity: str | None, reason: str
+) -> Cancelled:
+    async with Client(client_build(source)) as client:
+        return await client.cancel(*ids, queue=queue, activity=activity, reason=reason)
+
+
+async def _retry(
+    source: Source, ids: Sequence[int], queue: str | None, activity: str | None, state: str, since: datetime | None
+) -> list[int]:
+    async with Client(client_build(source)) as client:
+        return await client.retry(*ids, queue=queue, activity=activity, states=[state], since=since)
+
+
+def _require_filter(action: str, options: str, *given: object) -> None:
+    if not any(given):
+        msg = f"{action} of all tasks at once is refused: give {options}"
+        raise click.UsageError(msg)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        msg = f"--since {text}: expected a time such as 2026-12-01T08:00+00:00"
+        raise click.UsageError(msg) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
 
 
 async def _status(source: Source, task_id: int) -> TaskStatus:

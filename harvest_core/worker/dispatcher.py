@@ -69,6 +69,8 @@ class Dispatcher:
         except (KeyboardInterrupt, GeneratorExit):
             raise  # the process or its loop ends; others rescue the task
         except BaseException as error:  # noqa: BLE001 - whatever else an activity raises is an outcome
+            if task.asked_to_stop:
+                return Finished("cancelled")
             text = _sentence(error)
             if whole.expired() or beats.expired():
                 task.cancelled = True
@@ -107,6 +109,16 @@ class Dispatcher:
         except asyncio.CancelledError:
             # A thread cannot be stopped: it is told, and its slot stays taken until it ends (see `CurrentTask.thread`).
             task.cancelled = True
+            if task.asked_to_stop and not task.stopped:
+                return await self._after_cancellation(running, task)
+            task.thread = running
+            raise
+
+    async def _after_cancellation(self, running: asyncio.Future[Any], task: CurrentTask) -> Any:
+        """Wait for a thread that was asked to stop: it may complete, and until it ends its task runs."""
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
             task.thread = running
             raise
 

@@ -104,10 +104,14 @@ class Poller:
         live, planned = await self._plan(worker, free, busy)
         await self._try_new_clauses(planned)
         suspects = await self._claim_suspect(planned) if suspect else ()
+        if suspects and free > 1:  # what it takes of a share is no longer there for the others
+            taken = Counter(busy) + Counter(claim.route.queue for claim in suspects)
+            live, planned = await self._plan(worker, free - 1, taken)
+            await self._try_new_clauses(planned)
         if len(suspects) == free:
             result = ClaimResult((), self._waiting, registered=True)
         else:
-            result = await self._take(attrs.evolve(planned, free=free - len(suspects)))
+            result = await self._take(planned)
         claims = (*suspects, *result.claims)
         for queue, count in Counter(claim.route.queue for claim in claims).items():
             self._metrics.dispatched.labels(queue).inc(count)

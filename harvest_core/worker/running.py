@@ -99,7 +99,7 @@ class Running:
     def cancel(self, ids: Collection[int]) -> None:
         """Cancel these tasks where they run here; one that completes all the same is completed."""
         for task, current in self._tasks.values():
-            if current.id in ids and not current.asked_to_stop:
+            if current.id in ids and not current.asked_to_stop and current.thread is None:
                 current.cancelled = current.asked_to_stop = True
                 task.cancel()
 

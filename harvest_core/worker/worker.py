@@ -430,3 +430,5 @@ class Worker:
         finally:
             task.cancel()
             stopped.cancel()
+            # A claim that is cut off may still be made: it has to be over before what this worker holds is given back.
+            await asyncio.wait([task], timeout=_AFTER_GRACE / 6)

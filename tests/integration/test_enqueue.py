@@ -99,9 +99,10 @@ async def test_an_empty_batch_is_no_task(kernel):
 
 
 HINT = (
-    "A name and a queue are not blank, args is a JSON array, kwargs and traits are JSON objects, max_attempts is at "
-    "least 1, scheduled_at lies in the years 2 to 8999, delay is not negative, start_to_close and heartbeat are above "
-    "0, all of them below 1e10 seconds, and arguments take at most 2 MB."
+    "A name, a queue, a key and a lane are not blank, key and lane take at most 1024 bytes, args is a JSON array, "
+    "kwargs and traits are JSON objects, max_attempts is at least 1, scheduled_at lies in the years 2 to 8999, "
+    "delay is not negative, key_period and all time limits are above 0, all of them below 1e10 seconds, a key_period "
+    "needs a key, on_conflict is ignore, replace or raise, and arguments take at most 2 MB."
 )
 
 
@@ -129,6 +130,15 @@ REFUSED = [
     "enqueue('work', start_to_close => -1)",
     "enqueue('work', heartbeat => 0)",
     "enqueue('work', heartbeat => 'NaN')",
+    "enqueue('work', key => ' ')",
+    "enqueue('work', key => repeat('x', 1025))",
+    "enqueue('work', lane => '')",
+    "enqueue('work', lane => repeat('x', 1025))",
+    "enqueue('work', key => 'k', key_period => 0)",
+    "enqueue('work', key_period => 1)",
+    "enqueue('work', key => 'k', on_conflict => 'merge')",
+    "enqueue('work', schedule_to_start => 0)",
+    "enqueue('work', schedule_to_close => 'Infinity')",
     "enqueue('work', args => jsonb_build_array(repeat('x', 2 * 1024 * 1024)))",
 ]
 

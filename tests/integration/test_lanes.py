@@ -110,6 +110,22 @@ async def test_a_lane_opens_again_when_its_window_has_passed(kernel):
         assert sum(window) <= 2
 
 
+async def test_a_rate_opens_while_long_tasks_run(kernel):
+    """A lane with a rate alone opens when its window has passed, though nothing of it has ended."""
+    await workers.publish_lane_limits(kernel.database, [LaneLimit("slow", None, starts=2, period=0.3)])
+    await kernel.enqueue(count=5, lane="slow/1")
+    worker = await kernel.claimer("work")
+    claims = []
+
+    async def all_started():
+        await promote(kernel)
+        claims.extend(await worker.take(5))
+        return len(claims) == 5
+
+    await kernel.until(all_started)
+    assert await kernel.states() == {"running": 5}
+
+
 async def test_an_open_enqueue_blocks_no_lane(kernel):
     """A client whose transaction stays open holds up neither the lane's other tasks nor their end."""
     await kernel.enqueue(count=2, lane="a")

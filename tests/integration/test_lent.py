@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import set_json_loads
 
 from harvest_core import Call, Harvest
-from harvest_core.errors import EnqueueError, HarvestError, PayloadError, SchemaError
+from harvest_core.errors import EnqueueError, HarvestError, KeyTakenError, PayloadError, SchemaError
 
 PATIENCE = 15.0
 
@@ -146,6 +146,23 @@ def test_a_sleeping_worker_wakes_at_the_commit(world, lend, app, harvest_databas
             assert looking.result(task.id, timeout=PATIENCE) == "a"
         worker.stop()
         thread.join()
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_taken_key_fails_the_transaction_and_says_so(autocommit, world, lend, harvest_database):
+    """PostgreSQL found it, so a transaction is spoilt as by any error; in autocommit nothing is. A savepoint helps."""
+    caller = lend(autocommit=autocommit)
+    first = world.enqueue("work", "a", key="k", connection=caller)
+    if not autocommit:
+        world.call(caller.execute, "savepoint mine")
+    with pytest.raises(KeyTakenError) as caught:
+        world.enqueue("work", "b", key="k", on_conflict="raise", connection=caller)
+    rest = "" if autocommit else ", and the transaction it was in can only be rolled back"
+    assert str(caught.value) == f"task 1 (work): its key is taken by task {first.id}; nothing was written{rest}"
+    if not autocommit:
+        world.call(caller.execute, "rollback to savepoint mine")
+        world.call(caller.commit)
+    assert texts(harvest_database) == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------ strange connections

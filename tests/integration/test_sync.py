@@ -230,7 +230,7 @@ def test_close_ends_the_calls_of_other_threads(app):
         client.close()
         with pytest.raises(HarvestError) as caught:
             waiting.result(PATIENCE)
-    assert str(caught.value) == "the client was closed while this call was under way"
+    assert str(caught.value) == "closed while this call was under way: what it did is not known"
     assert loops() == []
 
 
@@ -284,16 +284,32 @@ def _tasks(opened):
 
 
 def program(text, dsn, **options):
-    """Start a program that has an app and a client."""
+    """Start a program that has an app and a client, and that tells of a loop that outlives its end."""
     start = """
-        import asyncio, os, sys, threading
+        import asyncio, atexit, os, sys, threading
+
+        @atexit.register
+        def last():
+            for thread in threading.enumerate():
+                if thread.name == "harvest-loop":
+                    thread.join(2)
+                    print("a loop outlives the program" if thread.is_alive() else "", end="", file=sys.stderr)
+
         from harvest_core import Harvest
         app = Harvest({"harvest": {"dsn": os.environ["DSN"]}})
         app.activity(name="work")(print)
         client = app.sync_client()
     """
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(start) + textwrap.dedent(text)],
+        [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "ignore:This process:DeprecationWarning",
+            "-c",
+            textwrap.dedent(start) + textwrap.dedent(text),
+        ],
         env={**os.environ, "DSN": dsn},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -325,6 +341,47 @@ def test_ctrl_c_ends_the_process(harvest_database):
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1
     assert errors.endswith("KeyboardInterrupt\n")
+
+
+def test_ctrl_c_gives_a_workers_tasks_back(harvest_database):
+    """A worker in a script that is interrupted leaves its task to others, and ends at once (K12)."""
+    process = program(
+        """
+        @app.activity
+        async def endless():
+            print("runs", flush=True)
+            await asyncio.sleep(3600)
+
+        task = client.enqueue(endless)
+        try:
+            with app.sync_worker() as worker:
+                worker.run()
+        except KeyboardInterrupt:
+            print(task.status().state, task.status().worker_id)
+        """,
+        harvest_database,
+    )
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (output, process.returncode) == ("pending None\n", 0), errors
+
+
+def test_a_signal_handler_may_stop_a_worker(app):
+    """`stop` takes no lock, and `run` in the main thread returns."""
+    with app.sync_worker() as worker, app.sync_client() as client:
+        before = signal.signal(signal.SIGUSR1, lambda *_: worker.stop())
+        task = client.enqueue("add", 1, 1)
+
+        def stop():
+            task.result(timeout=PATIENCE)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        assert worker.run() is None
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "del client"])

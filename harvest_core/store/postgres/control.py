@@ -85,5 +85,6 @@ async def _fetch(database: Database, text: str, values: dict[str, object]) -> li
     try:
         return await database.fetch(text, values)
     except psycopg.errors.InvalidParameterValue as error:
-        msg = f"{(error.diag.message_primary or '').removeprefix('harvest: ')}; {error.diag.message_hint or ''}"
+        said, hint = (error.diag.message_primary or "").removeprefix("harvest: "), error.diag.message_hint or ""
+        msg = f"{said}; {hint[:1].lower()}{hint[1:].rstrip('.')}"
         raise HarvestError(msg) from None

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import psycopg
 from psycopg import sql
-from psycopg.errors import InvalidSchemaName, UndefinedFunction
+from psycopg.errors import InvalidSchemaName, UndefinedFunction, UniqueViolation
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from harvest_core.errors import KeyTakenError, SchemaError
@@ -53,7 +54,6 @@ _ENQUEUE = (
     "%(schedule_to_close)s::float8[])"
 )
 _COLUMNS = tuple(field.name for field in attrs.fields(NewTask))
-_NOT_HERE = (InvalidSchemaName, UndefinedFunction)
 
 
 async def enqueue_many(
@@ -69,7 +69,7 @@ async def enqueue_many(
         tasks: what to write.
         notify: wake sleeping workers of these queues when the transaction commits.
     """
-    with _taken_keys():
+    with _told_in_words():
         rows = await database.fetch(_ENQUEUE, _values(tasks, notify=notify))
     return [(task_id, created) for task_id, created in rows]
 
@@ -83,12 +83,9 @@ async def enqueue_many_on_async(
         SchemaError: it leads to a database without this schema.
     """
     cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    try:
-        with _taken_keys():
-            await cursor.execute(_text(schema), _values(tasks, notify=notify))
+    with _told_in_words(connection, schema):
+        await cursor.execute(_text(schema), _values(tasks, notify=notify))
         return [(int(task_id), bool(created)) for task_id, created in await cursor.fetchall()]
-    except _NOT_HERE as error:
-        raise _not_here(connection, schema, error) from None
 
 
 def enqueue_many_on(
@@ -96,12 +93,9 @@ def enqueue_many_on(
 ) -> list[tuple[int, bool]]:
     """Do the same on a blocking connection, in this thread."""
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)  # whatever cursors the caller's connection makes
-    try:
-        with _taken_keys():
-            cursor.execute(_text(schema), _values(tasks, notify=notify))
+    with _told_in_words(connection, schema):
+        cursor.execute(_text(schema), _values(tasks, notify=notify))
         return [(int(task_id), bool(created)) for task_id, created in cursor.fetchall()]
-    except _NOT_HERE as error:
-        raise _not_here(connection, schema, error) from None
 
 
 def _values(tasks: Sequence[NewTask], *, notify: bool) -> dict[str, Any]:
@@ -109,26 +103,35 @@ def _values(tasks: Sequence[NewTask], *, notify: bool) -> dict[str, Any]:
     return {**values, "notify": notify}
 
 
-@contextmanager
-def _taken_keys() -> Iterator[None]:
-    try:
-        yield
-    except psycopg.errors.UniqueViolation as error:
-        if (text := error.diag.message_primary or "").startswith("harvest: "):
-            msg = f"{text.removeprefix('harvest: ')}; nothing was written"
-            raise KeyTakenError(msg) from None
-        raise
-
-
 @cache
 def _text(schema: str) -> bytes:
     return _ENQUEUE.replace("{schema}", sql.Identifier(schema).as_string()).encode()
 
 
-def _not_here(connection: psycopg.BaseConnection[Any], schema: str, error: Exception) -> SchemaError:
-    reason = str(error).partition("\n")[0]
-    msg = (
-        f"the given connection leads to the database {connection.info.dbname!r}, where the schema {schema!r} is not at "
-        f"this version ({reason}); give a connection to the app's database, or run harvest db migrate on this one"
-    )
-    return SchemaError(msg)
+@contextmanager
+def _told_in_words(connection: psycopg.BaseConnection[Any] | None = None, schema: str = "") -> Iterator[None]:
+    """Tell what the server refused; a caller's retry loop gets all else as psycopg raised it.
+
+    Args:
+        connection: the caller's, if it is his.
+        schema: where the tasks were to go.
+    """
+    try:
+        yield
+    except UniqueViolation as error:
+        text = error.diag.message_primary or ""
+        if not text.startswith("harvest: "):
+            raise
+        spoilt = connection is not None and connection.info.transaction_status is TransactionStatus.INERROR
+        rest = ", and the transaction it was in can only be rolled back" if spoilt else ""
+        msg = f"{text.removeprefix('harvest: ')}; nothing was written{rest}"
+        raise KeyTakenError(msg) from None
+    except (InvalidSchemaName, UndefinedFunction) as error:
+        if connection is None:
+            raise
+        msg = (
+            f"the given connection leads to the database {connection.info.dbname!r}, where the schema {schema!r} is "
+            f"not at this version ({error.diag.message_primary}); give a connection to the app's database, or run "
+            "harvest db migrate on this one"
+        )
+        raise SchemaError(msg) from None

@@ -57,6 +57,16 @@ class RouteDepth:
     oldest: float
 
 
+@attrs.frozen
+class QueueStatus:
+    """One queue: since when it is paused or None, its pending tasks, and the age of the oldest in seconds."""
+
+    name: str
+    paused_at: datetime | None
+    pending: int
+    oldest: float
+
+
 _STATUS = """
 select t.id, t.state, r.queue, r.name, r.kind, r.traits, t.priority, t.attempt, t.max_attempts, t.scheduled_at,
        t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.args, t.kwargs, null::jsonb, t.error,
@@ -76,6 +86,21 @@ from (
     select t.route_id, count(*) as pending, min(t.scheduled_at) as oldest
     from {schema}.tasks t where t.state = 'pending' group by t.route_id
 ) d join {schema}.routes r on r.id = d.route_id
+"""
+
+
+_QUEUES = """
+with depths as (
+    select r.queue as name, sum(d.pending)::bigint as pending, min(d.oldest) as oldest
+    from (
+        select t.route_id, count(*) as pending, min(t.scheduled_at) as oldest
+        from {schema}.tasks t where t.state = 'pending' group by t.route_id
+    ) d join {schema}.routes r on r.id = d.route_id group by r.queue
+), paused as (
+    select q.name, q.paused_at from {schema}.queues q where q.paused_at is not null
+)
+select name, p.paused_at, coalesce(d.pending, 0), coalesce(greatest(0, extract(epoch from now() - d.oldest)), 0)::float8
+from depths d full join paused p using (name) order by name
 """
 
 
@@ -117,6 +142,11 @@ async def budget_room(database: Database, budget: Budget, activities: Sequence[s
     )
     values = {**attrs.asdict(budget), "activities": list(activities)}
     return int((await database.fetch(text, values))[0][0])
+
+
+async def queue_states(database: Database) -> list[QueueStatus]:
+    """Return the queues that have pending tasks or are paused, by name. Reads every pending task's index entry."""
+    return [QueueStatus(*row) for row in await database.fetch(_QUEUES)]
 
 
 async def paused_queues(database: Database) -> frozenset[str]:

@@ -128,6 +128,7 @@ async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Out
         (Released, _RELEASE, lambda _: {}),
     ):
         part = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, kind)]
+        part.sort(key=lambda one: one[0].id)  # as a cancel locks them
         if not part:
             continue
         values = {"ids": [claim.id for claim, _ in part], "tokens": [claim.token for claim, _ in part]}

@@ -38,24 +38,25 @@ set plan_cache_mode = force_custom_plan as $$
 declare
     found_ids bigint[];
     held_tokens bigint[];
+    running_ids bigint[];
     owners text[];
 begin
     perform {schema}.require_filter('cancel', task_ids is null and of_queue is null and of_name is null);
-    select coalesce(array_agg(c.id), '{{}}'), coalesce(array_agg(c.token), '{{}}') into found_ids, held_tokens from (
-        select t.id, t.token from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
+    -- All of them are locked before their states are judged, so that none slips through as it starts or is given back.
+    select coalesce(array_agg(c.id) filter (where not c.runs), '{{}}'),
+           coalesce(array_agg(c.token) filter (where not c.runs), '{{}}'), array_agg(c.id) filter (where c.runs)
+    into found_ids, held_tokens, running_ids from (
+        select t.id, t.token, t.state = 'running' and t.prefetched_until is null as runs
+        from {schema}.tasks t join {schema}.routes r on r.id = t.route_id
         where (task_ids is null or t.id = any(task_ids)) and (of_queue is null or r.queue = of_queue)
-          and (of_name is null or r.name = of_name) and (t.state <> 'running' or t.prefetched_until is not null)
+          and (of_name is null or r.name = of_name)
         order by t.id for update of t
     ) c;
     perform {schema}.end_tasks(found_ids, held_tokens, array_fill('cancelled'::text, array[cardinality(found_ids)]),
         null, array_fill(reason, array[cardinality(found_ids)]), null);
     with stopping as (
         update {schema}.tasks t set cancelled_at = now(), error = reason
-        from {schema}.routes r
-        where r.id = t.route_id and (task_ids is null or t.id = any(task_ids))
-          and (of_queue is null or r.queue = of_queue) and (of_name is null or r.name = of_name)
-          and t.state = 'running' and t.prefetched_until is null and t.cancelled_at is null
-        returning t.worker_id
+        where t.id = any(running_ids) and t.cancelled_at is null returning t.worker_id
     )
     select count(*), array_agg(distinct worker_id::text) into asked, owners from stopping;
     perform pg_notify({channel}, 'cancel:' || owner) from unnest(owners) o(owner);
@@ -87,8 +88,8 @@ begin
         order by f.id for update
     ) c;
     delete from {schema}.keys k using {schema}.finished f
-    where f.id = any(chosen) and k.name = f.name and k.key = f.key
-      and not exists (select from {schema}.tasks t where t.id = k.task_id);
+    where f.id = any(chosen) and k.name = f.name and k.key = f.key and k.task_id <> f.id
+      and coalesce(k.expires_at <= now(), true) and not exists (select from {schema}.tasks t where t.id = k.task_id);
     insert into {schema}.keys (name, key, task_id)
     select distinct on (f.name, f.key) f.name, f.key, f.id from {schema}.finished f
     where f.id = any(chosen) and f.key is not null order by f.name, f.key, f.id desc

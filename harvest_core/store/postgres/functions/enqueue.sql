@@ -26,7 +26,8 @@ end $$;
 --
 -- A key is unique among the unfinished tasks of its name, and for its period (seconds) from now even after the task has
 -- ended. Where it is taken: `ignore` returns the task that has it; `replace` makes that task what this call says, if it has
--- not started, and if it runs lets it finish its attempt and enqueues a new one; `raise` fails the whole call.
+-- not started, and else enqueues a new one, while one that runs finishes its attempt and gets no further; `raise` fails
+-- the whole call.
 create or replace function {schema}.enqueue_many(
     names text[], args jsonb[], kwargs jsonb[], queues text[], priorities integer[], scheduled timestamptz[],
     delays double precision[], keys text[], traits jsonb[], attempts integer[], start_to_closes double precision[],
@@ -44,7 +45,6 @@ declare
     route_traits jsonb[];
     ids bigint[];
     owners bigint[];
-    owner_state {schema}.task_state;
     takes_over bigint[] := '{{}}';
 begin
     select i.* into wrong
@@ -88,7 +88,9 @@ begin
     owners := ids;
     if exists (select from unnest(keys) k where k is not null) then
         -- In key order, so that two batches cannot deadlock. A key whose task finished meanwhile is tried again.
+        <<again>>
         loop
+            takes_over := '{{}}';
             delete from {schema}.keys k using (
                 select distinct i.name, i.key from unnest(names, enqueue_many.keys) i(name, key) where i.key is not null
             ) w
@@ -105,30 +107,42 @@ begin
             select array_agg(case when i.key is null then i.id else (
                        select max(k.task_id) from {schema}.keys k where k.name = i.name and k.key = i.key) end order by i.n)
             into owners from unnest(names, enqueue_many.keys, ids) with ordinality i(name, key, id, n);
-            exit when array_position(owners, null) is null;
-        end loop;
-        for conflict in
-            select i.* from unnest(names, enqueue_many.keys, ids, owners, conflicts, key_periods)
-                with ordinality i(name, key, id, owner, policy, period, n)
-            where i.owner <> i.id and i.policy in ('replace', 'raise') order by i.name, i.key, i.n
-        loop
-            if conflict.policy = 'raise' then
+            continue when array_position(owners, null) is not null;
+            select i.* into conflict from unnest(names, ids, owners, conflicts) with ordinality i(name, id, owner, policy, n)
+            where i.owner <> i.id and i.policy = 'raise' order by i.n limit 1;
+            if found then
                 raise exception 'harvest: task % (%): its key is taken by task %', conflict.n, conflict.name, conflict.owner
                     using errcode = 'unique_violation', hint = 'Choose another key, or on_conflict ignore or replace.';
             end if;
-            continue when conflict.owner = any(ids);  -- the last of this batch has it
-            select t.state into owner_state from {schema}.tasks t
-            where t.id = conflict.owner and (t.state <> 'running' or t.prefetched_until is not null) for update;
-            if found then
-                takes_over := takes_over || conflict.id;
-            elsif exists (select from {schema}.tasks t where t.id = conflict.owner) then
-                insert into {schema}.replaced (task_id, by_id) values (conflict.owner, conflict.id)
-                on conflict (task_id) do update set by_id = excluded.by_id;
-                update {schema}.keys k
-                set task_id = conflict.id, expires_at = now() + make_interval(secs => conflict.period)
-                where k.name = conflict.name and k.key = conflict.key;
-                owners[conflict.n] := conflict.id;
-            end if;
+            -- Of several in this batch that would replace the same task the last one does.
+            for conflict in
+                select distinct on (i.name, i.key) i.* from unnest(names, enqueue_many.keys, ids, owners, conflicts, key_periods)
+                    with ordinality i(name, key, id, owner, policy, period, n)
+                where i.owner <> all(ids) and i.policy = 'replace' order by i.name, i.key, i.n desc
+            loop
+                -- While this holds the key no one can free it, and the end of its task does not wait for it either.
+                perform from {schema}.keys k
+                where k.name = conflict.name and k.key = conflict.key and k.task_id = conflict.owner for update;
+                continue again when not found;
+                perform from {schema}.tasks t
+                where t.id = conflict.owner and (t.state <> 'running' or t.prefetched_until is not null) for update;
+                if found then
+                    takes_over := takes_over || conflict.id;
+                    update {schema}.keys k set expires_at = now() + make_interval(secs => conflict.period)
+                    where k.name = conflict.name and k.key = conflict.key;
+                else
+                    insert into {schema}.replaced (task_id, by_id)
+                    select t.id, conflict.id from {schema}.tasks t where t.id = conflict.owner
+                    on conflict on constraint replaced_pkey do update set by_id = excluded.by_id;
+                    update {schema}.keys k
+                    set task_id = conflict.id, expires_at = now() + make_interval(secs => conflict.period)
+                    where k.name = conflict.name and k.key = conflict.key;
+                    select array_agg(case when i.name = conflict.name and i.key = conflict.key then conflict.id else i.owner end
+                                     order by i.n)
+                    into owners from unnest(names, enqueue_many.keys, owners) with ordinality i(name, key, owner, n);
+                end if;
+            end loop;
+            exit;
         end loop;
     end if;
 

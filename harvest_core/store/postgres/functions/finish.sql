@@ -76,7 +76,7 @@ begin
     select f from unnest(ids, held_tokens, errors, tracebacks) o(id, token, error, traceback)
     join {schema}.tasks t on t.id = o.id and t.token = o.token
     left join {schema}.replaced p on p.task_id = t.id
-    cross join lateral {schema}.finish(
+    cross join lateral {schema}.end_tasks(
         array[o.id], array[o.token],
         array[case when t.cancelled_at is not null or p.task_id is not null then 'cancelled' else 'failed' end],
         array[null::jsonb],
@@ -98,6 +98,7 @@ begin
     update {schema}.tasks t
     set state = case when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state,
         attempt = t.attempt - case when t.prefetched_until is null then 1 else 0 end,
+        start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
         token = null, worker_id = null, claimed_at = null, deadline = null, prefetched_until = null
     from unnest(ids, held_tokens) o(id, token)
     where t.id = o.id and t.token = o.token and t.cancelled_at is null
@@ -107,10 +108,13 @@ begin
     select f from unnest(ids, held_tokens) o(id, token)
     join {schema}.tasks t on t.id = o.id and t.token = o.token
     left join {schema}.replaced p on p.task_id = t.id
-    cross join lateral {schema}.finish(
+    cross join lateral {schema}.end_tasks(
         array[o.id], array[o.token], array['cancelled'], array[null::jsonb],
         array[coalesce(case when t.cancelled_at is not null then t.error end, 'replaced by task ' || p.by_id)],
         array[null::text]) f;
+    if exists (select from {schema}.lane_news) then
+        perform {schema}.fill_lanes();
+    end if;
 end $$;
 
 -- Begin prefetched claims: the attempt counts from now. Returns, of those still held, the attempt and the seconds left to
@@ -129,6 +133,9 @@ begin
     perform {schema}.end_overdue(array(
         select t.id from unnest(ids, held_tokens) o(id, token)
         join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null));
+    if exists (select from {schema}.lane_news) then
+        perform {schema}.fill_lanes();
+    end if;
 end $$;
 
 -- Whether a task that has not started may not start any more.
@@ -137,13 +144,14 @@ create or replace function {schema}.is_overdue(t {schema}.tasks) returns boolean
         select t.start_by <= {schema}.queue_time(r.queue) from {schema}.routes r where r.id = t.route_id), false) end
 $$;
 
--- Fail the overdue ones among tasks that have not started; returns how many.
+-- Fail the overdue ones among tasks that have not started; returns how many. Their lanes are left to the next who
+-- looks.
 create or replace function {schema}.end_overdue(ids bigint[]) returns integer language plpgsql volatile as $$
 declare
     ended integer;
 begin
     select count(f) into ended from {schema}.tasks t
-    cross join lateral {schema}.finish(
+    cross join lateral {schema}.end_tasks(
         array[t.id], array[t.token], array['failed'], array[null::jsonb],
         array[case when t.close_by <= now()
               then 'TimeoutError: schedule_to_close of ' || t.schedule_to_close || ' s has passed'

@@ -67,7 +67,9 @@ begin
 
     select count(*), count(*) filter (where t.state <> 'running' or t.prefetched_until is not null
                                          or t.claimed_at > now() - make_interval(secs => span)),
-           min(t.claimed_at) filter (where t.state = 'running' and t.claimed_at > now() - make_interval(secs => span))
+           min(case when t.state = 'running' and t.prefetched_until is null then t.claimed_at else now() end)
+               filter (where t.state <> 'running' or t.prefetched_until is not null
+                          or t.claimed_at > now() - make_interval(secs => span))
     into occupied, recent, opens
     from {schema}.tasks t where t.lane = wanted and t.state in ('pending', 'suspect', 'running');
     room := width - occupied;
@@ -100,9 +102,10 @@ begin
     end loop;
 
     if most_starts is not null then
-        -- Its rate opens it again when the oldest start leaves the window.
+        -- Its rate opens it again when the oldest start leaves the window. Of one that has not started yet that is not
+        -- known: after a window's length another look will tell.
         select case when best.id is not null then least(
-            opens + make_interval(secs => span),
+            coalesce(opens, now()) + make_interval(secs => span),
             to_timestamp((min(u.key::bigint) + 101) * span / 100)) end
         into opens from jsonb_each_text(memory.used) u;
         update {schema}.lanes l set used = memory.used, open_at = opens

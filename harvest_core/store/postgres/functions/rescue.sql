@@ -12,6 +12,10 @@ declare
     ended_tokens bigint[] := '{{}}';
     ended_states text[] := '{{}}';
     ended_texts text[] := '{{}}';
+    again_ids bigint[] := '{{}}';
+    again_tokens bigint[] := '{{}}';
+    again_waits double precision[] := '{{}}';
+    again_texts text[] := '{{}}';
     late record;
     done integer := 0;
 begin
@@ -47,9 +51,10 @@ begin
     update {schema}.tasks t
     set state = case when t.crashes > 0 or t.id = any(crashed_ids) then 'suspect' else 'pending' end::{schema}.task_state,
         crashes = t.crashes + case when t.id = any(crashed_ids) then 1 else 0 end,
+        start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
         token = null, worker_id = null, deadline = null, prefetched_until = null
     where t.id = any(lost_ids) and t.state = 'running';
-    perform {schema}.finish(ended_ids, ended_tokens, ended_states, null, ended_texts, null);
+    perform {schema}.end_tasks(ended_ids, ended_tokens, ended_states, null, ended_texts, null);
 
     for late in
         select t.id, t.token, t.prefetched_until is not null as prefetched, t.start_to_close,
@@ -66,13 +71,18 @@ begin
         order by t.id limit batch for update of t skip locked
     loop
         if late.prefetched then
-            perform {schema}.release(array[late.id], array[late.token]);
+            update {schema}.tasks t
+            set state = case when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state,
+                token = null, worker_id = null, deadline = null, prefetched_until = null
+            where t.id = late.id;
         elsif late.again then
-            perform {schema}.retry(array[late.id], array[late.token], array[late.wait::double precision],
-                                   array[late.text], array[null::text]);
+            again_ids := again_ids || late.id;
+            again_tokens := again_tokens || late.token;
+            again_waits := again_waits || late.wait::double precision;
+            again_texts := again_texts || late.text;
         else
-            perform {schema}.finish(array[late.id], array[late.token], array['failed'], array[null::jsonb],
-                                    array[late.text], array[null::text]);
+            perform {schema}.end_tasks(array[late.id], array[late.token], array['failed'], array[null::jsonb],
+                                       array[late.text], array[null::text]);
         end if;
         done := done + 1;
     end loop;
@@ -83,6 +93,8 @@ begin
     orphaned := cardinality(lost_ids) + cardinality(ended_ids);
     timed_out := done;
     overdue := {schema}.end_overdue({schema}.overdue_tasks(batch));
+    -- At the end, and once: it locks the lanes of all that ended, in their order.
+    perform {schema}.retry(again_ids, again_tokens, again_waits, again_texts, null);
     return next;
 end $$;
 

@@ -35,6 +35,15 @@ begin
     )
     delete from {schema}.keys k using idle i where k.name = i.name and k.key = i.key;
     get diagnostics removed = row_count;
+    -- Of keys without expiry only those older than all tasks: the others would cost a look at each task.
+    with idle as (
+        select k.name, k.key from {schema}.keys k
+        where k.task_id < coalesce((select min(t.id) from {schema}.tasks t), 9223372036854775807) and k.expires_at is null
+        limit 10000 for update skip locked
+    )
+    delete from {schema}.keys k using idle i where k.name = i.name and k.key = i.key;
+    get diagnostics more = row_count;
+    removed := removed + more;
     delete from {schema}.replaced p where not exists (select from {schema}.tasks t where t.id = p.task_id);
     get diagnostics more = row_count;
     removed := removed + more;

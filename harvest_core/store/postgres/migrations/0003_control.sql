@@ -76,11 +76,3 @@ create table {schema}.budgets (
     name text primary key,
     used jsonb not null default '{{}}'
 );
-
--- These take further arguments now, each with a default: the calls of version 0.1 find the new ones.
-drop function if exists {schema}.enqueue(text, jsonb, jsonb, text, integer, timestamptz, double precision, text, jsonb,
-    integer, double precision, double precision, boolean);
-drop function if exists {schema}.enqueue_many(text[], jsonb[], jsonb[], text[], integer[], timestamptz[],
-    double precision[], text[], jsonb[], integer[], double precision[], double precision[], boolean);
-drop function if exists {schema}.claim(bigint[], integer[], integer[], timestamptz[], bigint[], integer[], bigint[],
-    bigint[], uuid, integer);

@@ -1,0 +1,261 @@
+"""Keys with a policy and a period: what an enqueue does where another task has its key (K3)."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from harvest_core import Call, KeyTakenError
+from harvest_core.store.postgres import tasks
+from harvest_core.store.postgres.tasks import Finished, Released, Retried
+
+KEEPERS = {"retried": Retried(0.0, "broke"), "given back": Released(), "rescued": None}
+
+
+async def replace(kernel, **options):
+    return (await kernel.enqueue(**{"key": "k", "on_conflict": "replace"} | options))[0]
+
+
+async def take(kernel, count=1):
+    return await (await kernel.claimer("work", "else")).take(count)
+
+
+async def all_tasks(kernel):
+    return await kernel.sql("select id, state::text, args, priority from tasks order by id")
+
+
+async def keys(kernel):
+    return await kernel.sql("select name, key, task_id, expires_at is not null from keys order by name, key")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("state", ["scheduled", "pending", "blocked", "retried"])
+async def test_a_task_that_has_not_started_becomes_the_new_one(kernel, state):
+    """One task under the old id, with everything the second call says and the first one's traces gone (K3)."""
+    if state == "blocked":
+        await kernel.enqueue(lane="a")
+    options = {"scheduled": {"delay": 60.0}, "blocked": {"lane": "a"}}.get(state, {})
+    (first,) = await kernel.enqueue(key="k", args="[1]", **options)
+    await tasks.promote(kernel.database)
+    if state == "retried":
+        (claim,) = await take(kernel)
+        await tasks.write_outcomes(kernel.database, [(claim, Retried(60.0, "broke"))])
+    other = [row for row in await all_tasks(kernel) if row[0] != first]
+    assert await replace(kernel, args="[2]", priority=7) == first
+    assert await all_tasks(kernel) == [*other, (first, "pending", [2], 7)]
+    assert await kernel.one("select attempt = 0 and error is null and lane is null from tasks where id = %s", [first])
+    if state == "blocked":
+        assert await kernel.sql("select distinct lane from lane_news") == [("a",)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("keeper", list(KEEPERS))
+async def test_a_running_task_finishes_its_attempt_and_gets_no_further(kernel, keeper):
+    """Retried, given back or rescued, it stays retired and the new one runs (graphile_worker_rs#524)."""
+    (first,) = await kernel.enqueue(key="k", args="[1]")
+    (claim,) = await take(kernel)
+    second = await replace(kernel, args="[2]")
+    assert second != first
+    if outcome := KEEPERS[keeper]:
+        await tasks.write_outcomes(kernel.database, [(claim, outcome)])
+    else:
+        await kernel.sql("update workers set beaten_at = now() - interval '1 day'")
+        await tasks.rescue(kernel.database)
+    assert await kernel.sql("select id, state::text, error from finished") == [
+        (first, "cancelled", f"replaced by task {second}")
+    ]
+    assert await all_tasks(kernel) == [(second, "pending", [2], 0)]
+    assert await kernel.one("select count(*) from replaced") == 0
+    assert await kernel.enqueue(key="k") == [second]
+
+
+@pytest.mark.matrix
+async def test_a_running_task_that_completes_frees_nothing_of_its_successor(kernel):
+    """The first one's end leaves the key with the second, which frees it at its own (K3)."""
+    await kernel.enqueue(key="k")
+    (claim,) = await take(kernel)
+    second = await replace(kernel)
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("completed", "1"))])
+    assert await keys(kernel) == [("work", "k", second, False)]
+    (claim,) = await take(kernel)
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("completed", "1"))])
+    assert await keys(kernel) == []
+
+
+@pytest.mark.matrix
+async def test_a_key_for_a_period(kernel):
+    """It is taken after the end too, until it expires; replace then makes a new task, raise refuses (K3)."""
+    (first,) = await kernel.enqueue(key="k", key_period=3600.0)
+    await tasks.write_outcomes(kernel.database, [((await take(kernel))[0], Finished("completed", "1"))])
+    assert await kernel.enqueue(key="k") == [first]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await kernel.enqueue(key="k", on_conflict="raise")
+    second = await replace(kernel)
+    assert second != first
+    assert await keys(kernel) == [("work", "k", second, False)]
+    await tasks.write_outcomes(kernel.database, [((await take(kernel))[0], Finished("completed", "1"))])
+    (third,) = await kernel.enqueue(key="k", key_period=3600.0)
+    await tasks.write_outcomes(kernel.database, [((await take(kernel))[0], Finished("completed", "1"))])
+    await kernel.sql("update keys set expires_at = now() - interval '1 second'")
+    (fourth,) = await kernel.enqueue(key="k")
+    assert fourth != third
+
+
+@pytest.mark.matrix
+async def test_a_period_that_expires_while_the_task_lives(kernel):
+    """An unfinished task keeps its key, and frees it at its end (K3)."""
+    (first,) = await kernel.enqueue(key="k", key_period=3600.0)
+    await kernel.sql("update keys set expires_at = now() - interval '1 second'")
+    assert await kernel.enqueue(key="k") == [first]
+    await tasks.remove_leftovers(kernel.database)
+    assert await kernel.enqueue(key="k") == [first]
+    await tasks.write_outcomes(kernel.database, [((await take(kernel))[0], Finished("completed", "1"))])
+    assert await keys(kernel) == []
+
+
+@pytest.mark.matrix
+async def test_the_period_of_the_replacing_call_counts(kernel):
+    """A replace says anew for how long the key is taken (K3)."""
+    await kernel.enqueue(key="k", key_period=3600.0)
+    first = await replace(kernel)
+    assert await keys(kernel) == [("work", "k", first, False)]
+    await replace(kernel, key_period=60.0)
+    assert await kernel.one("select expires_at between now() and now() + interval '60 s' from keys")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("start", ["nothing", "pending", "running"])
+async def test_several_of_one_key_in_a_batch(kernel, start):
+    """The last one of a batch wins; there is one unfinished task that waits (K3)."""
+    async with kernel.app().client() as client:
+        old = None
+        if start != "nothing":
+            (old,) = await kernel.enqueue(key="k", args="[0]")
+        if start == "running":
+            await take(kernel)
+        made = await client.enqueue_many(
+            [Call("work", (n,), key="k", on_conflict="replace", elsewhere=True) for n in (1, 2, 3)]
+        )
+    assert len({task.id for task in made}) == 1
+    waiting = [row for row in await all_tasks(kernel) if row[1] == "pending"]
+    assert [(row[0], row[2]) for row in waiting] == [(made[0].id, [3])]
+    assert [task.created for task in made] == [False, False, start != "pending"]
+    assert (made[0].id == old) == (start == "pending")
+
+
+async def test_raise_says_which_task_has_the_key(kernel):
+    """The whole call fails, in words, and writes nothing (K3, O1)."""
+    async with kernel.app().client() as client:
+        task = await client.enqueue("work", key="k", elsewhere=True)
+        with pytest.raises(KeyTakenError) as caught:
+            await client.enqueue_many(
+                [
+                    Call("work", elsewhere=True),
+                    Call("work", key="k", on_conflict="raise", elsewhere=True),
+                ]
+            )
+    assert str(caught.value) == f"task 2 (work): its key is taken by task {task.id}; nothing was written"
+    assert len(await all_tasks(kernel)) == 1
+
+
+@pytest.mark.matrix
+async def test_an_open_replace_never_holds_up_a_workers_finish(kernel):
+    """The client's transaction stays open, the worker's outcome is written all the same, and nothing is lost (K3)."""
+    (first,) = await kernel.enqueue(key="k")
+    (claim,) = await take(kernel)
+    client = await kernel.connection(autocommit=False)
+    await client.execute("select enqueue('work', key => 'k', on_conflict => 'replace')")
+    async with asyncio.timeout(5):
+        assert await tasks.write_outcomes(kernel.database, [(claim, Finished("completed", "1"))]) == {first}
+    await client.commit()
+    ((second, state, _, _),) = await all_tasks(kernel)
+    assert (state, await keys(kernel)) == ("pending", [("work", "k", second, False)])
+    await tasks.remove_leftovers(kernel.database)
+    assert await kernel.one("select count(*) from replaced") == 0
+    assert await kernel.enqueue(key="k") == [second]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("state", ["pending", "running", "ended meanwhile"])
+async def test_a_replace_that_rolls_back_leaves_everything(kernel, state):
+    """Nothing of it stays, and the key is free once its task has ended (K3)."""
+    (first,) = await kernel.enqueue(key="k", args="[1]")
+    claims = [] if state == "pending" else await take(kernel)
+    before = await all_tasks(kernel)
+    client = await kernel.connection(autocommit=False)
+    await client.execute("select enqueue('work', key => 'k', on_conflict => 'replace')")
+    if state == "ended meanwhile":
+        await tasks.write_outcomes(kernel.database, [(claims[0], Finished("completed", "1"))])
+    await client.rollback()
+    if state != "ended meanwhile":
+        assert await all_tasks(kernel) == before
+        assert await kernel.enqueue(key="k") == [first]
+        return
+    assert await keys(kernel) == [("work", "k", first, False)]
+    assert await tasks.remove_leftovers(kernel.database) == 1
+    assert await keys(kernel) == []
+    assert await kernel.enqueue(key="k") != [first]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("state", ["pending", "running", "finished"])
+async def test_two_replaces_at_once(kernel, state):
+    """Twenty race: one task waits, with the arguments of one of them, and it has the key (K3)."""
+    await kernel.enqueue(key="k", key_period=3600.0)
+    if state != "pending":
+        claims = await take(kernel)
+        if state == "finished":
+            await tasks.write_outcomes(kernel.database, [(claims[0], Finished("completed", "1"))])
+    connections = [await kernel.connection() for _ in range(20)]
+    await asyncio.gather(
+        *(
+            connection.execute("select enqueue('work', args => %s, key => 'k', on_conflict => 'replace')", [f"[{n}]"])
+            for n, connection in enumerate(connections)
+        )
+    )
+    waiting = [row for row in await all_tasks(kernel) if row[1] == "pending"]
+    assert len(waiting) == 1
+    assert [row[2] for row in await keys(kernel)] == [waiting[0][0]]
+
+
+@pytest.mark.matrix
+async def test_the_task_ends_while_a_replace_waits_for_it(kernel):
+    """A replace that met a task at its end enqueues a new one: the call is not swallowed (K3)."""
+    (first,) = await kernel.enqueue(key="k")
+    blocker = await kernel.connection(autocommit=False)
+    await blocker.execute("select * from cancel(array[%s])", [first])
+    client = await kernel.connection()
+    waiting = asyncio.ensure_future(client.execute("select enqueue('work', key => 'k', on_conflict => 'replace')"))
+    await kernel.until(lambda: kernel.one("select exists (select from pg_locks where not granted)"))
+    await blocker.commit()
+    ((second,),) = await (await waiting).fetchall()
+    assert second != first
+    assert [row[:2] for row in await all_tasks(kernel)] == [(second, "pending")]
+    assert await keys(kernel) == [("work", "k", second, False)]
+
+
+@pytest.mark.matrix
+async def test_replace_in_an_old_snapshot(kernel):
+    """In repeatable read it replaces what it sees, or is refused by PostgreSQL where that changed (K3)."""
+    (first,) = await kernel.enqueue(key="k")
+    await kernel.enqueue(key="other")
+    client = await kernel.connection(autocommit=False)
+    await client.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+    await client.execute("select count(*) from harvest.tasks")
+    cursor = await client.execute("select enqueue('work', args => '[2]', key => 'k', on_conflict => 'replace')")
+    assert await cursor.fetchone() == (first,)
+    await client.commit()
+    await client.execute("select count(*) from harvest.tasks")
+    await take(kernel, 5)
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        await client.execute("select enqueue('work', args => '[3]', key => 'k', on_conflict => 'replace')")
+
+
+async def test_replace_of_a_prefetched_task(kernel):
+    """What a worker only holds has not started: it becomes the new one, and that worker cannot start it (K3, K15)."""
+    (first,) = await kernel.enqueue(key="k")
+    claims = await take(kernel)
+    await kernel.sql("update tasks set prefetched_until = now() + interval '1 hour', attempt = 0, claimed_at = null")
+    assert await replace(kernel, args="[2]") == first
+    assert await tasks.start_claims(kernel.database, claims) == []
+    assert await all_tasks(kernel) == [(first, "pending", [2], 0)]
