@@ -10,6 +10,7 @@ import time
 import claims
 import control
 import head
+import limits
 import policies
 import schedules
 import throughput
@@ -17,7 +18,7 @@ from ground import Figure, ground
 from rich.console import Console
 from rich.table import Table
 
-PARTS = (policies, claims, throughput, head, schedules, control)
+PARTS = (policies, claims, throughput, head, schedules, control, limits)
 
 
 def main() -> int:

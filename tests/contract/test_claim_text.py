@@ -6,6 +6,7 @@ import pytest
 from harvest_capabilities import Capabilities
 from harvest_cost_hold import CostHold
 from harvest_flags import Flags, FlagsConfig
+from harvest_limits import Limits
 from harvest_weights import Weights
 
 from harvest_core.claim.planner import plan
@@ -45,11 +46,18 @@ def test_its_values():
 
 @pytest.mark.parametrize(
     "plugins",
-    [[Capabilities()], [Flags()], [Weights()], [CostHold()], [Capabilities(), Flags(), Weights(), CostHold()]],
-    ids=["capabilities", "flags", "weights", "cost_hold", "all"],
+    [
+        [Capabilities()],
+        [Flags()],
+        [Weights()],
+        [CostHold()],
+        [Limits()],
+        [Capabilities(), Flags(), Weights(), CostHold(), Limits()],
+    ],
+    ids=["capabilities", "flags", "weights", "cost_hold", "limits", "all"],
 )
 def test_policies_without_configuration_change_no_byte(plugins):
-    """K3: enabled with an empty table, each of the four and all of them leave text and values as they are."""
+    """K3: enabled with an empty table, each of the five and all of them leave text and values as they are."""
     assert claim_of(*plugins) == claim_of()
 
 

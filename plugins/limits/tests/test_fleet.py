@@ -1,4 +1,4 @@
-"""Limits over several workers on a real PostgreSQL: never exceeded, never leaked, and nobody waits longer than needed."""
+"""Limits over several workers on a real PostgreSQL: never exceeded, never leaked."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_two_processes_never_exceed_a_limit(harvest_database: str, tmp_pat
 
 
 async def test_the_tasks_of_a_killed_worker_count_until_they_are_rescued(harvest_database: str, tmp_path: Path) -> None:
-    """Nothing starts in their place before, they are rescued though the limit is full, and nothing leaks (pgqueuer#630)."""
+    """Nothing starts in their place; they are rescued though the limit is full; nothing leaks (pgqueuer#630)."""
     limits = {"activities": {"send_mail": {"concurrency": 2}}}
     app = app_of(harvest_database, limits, worker_ttl="1s")
     async with app.client() as client:

@@ -62,8 +62,8 @@ WHOLE = "expected a whole number from 1 to 2147483647 (to stop a queue for a whi
         (
             {"activities": {"resize": {"concurrency": 1}}},
             [
-                "limits.local-activity  plugins.limits.activities.resize: 'resize' is a local activity and runs inline, "
-                "where nothing can limit it (make it an activity)"
+                "limits.local-activity  plugins.limits.activities.resize: 'resize' is a local activity and runs "
+                "inline, where nothing can limit it (make it an activity)"
             ],
         ),
         (
