@@ -63,7 +63,7 @@ class Claimer:
         self._place = Place(database, build, self._metrics, pruned=self._was_pruned, sleep=sleep, names=names)
         self._stack = AsyncExitStack()
         self._claiming, self._stopping = asyncio.Lock(), asyncio.Event()
-        self._held: dict[int, tuple[Claim, ClaimedTask]] = {}
+        self._held: dict[tuple[int, int], tuple[Claim, ClaimedTask]] = {}
         self._open = self._lost = self._unsure = False
 
     async def __aenter__(self) -> Claimer:
@@ -165,9 +165,11 @@ class Claimer:
             self._was_pruned()
         return poll
 
-    def _judged(self, poll: Poll) -> tuple[dict[int, tuple[Claim, ClaimedTask]], list[tuple[Claim, Outcome]]]:
-        """Part what can be handed out, by token, from what cannot be read and fails, as it would on a worker."""
-        claimed: dict[int, tuple[Claim, ClaimedTask]] = {}
+    def _judged(
+        self, poll: Poll
+    ) -> tuple[dict[tuple[int, int], tuple[Claim, ClaimedTask]], list[tuple[Claim, Outcome]]]:
+        """Part what can be handed out, by task and token, from what cannot be read and fails, as it would on a worker."""
+        claimed: dict[tuple[int, int], tuple[Claim, ClaimedTask]] = {}
         unreadable: list[tuple[Claim, Outcome]] = []
         worker, payloads = self._place.membership.worker, self._build.payloads
         for claim in poll.result.claims:
@@ -181,18 +183,18 @@ class Claimer:
                 unreadable.append((claim, Finished("failed", error=fault)))
             else:
                 task = ClaimedTask(claim, arguments, worker, poll.live, self._beat, self._end, self._retry_of, payloads)
-                claimed[claim.token] = (claim, task)
+                claimed[claim.id, claim.token] = (claim, task)
         return claimed, unreadable
 
     async def _beat(self, claim: Claim, details: str | None) -> bool:
         held = await tasks.heartbeat(self._database, claim, details)
         if not held:
-            self._held.pop(claim.token, None)
+            self._held.pop((claim.id, claim.token), None)
         return held
 
     async def _end(self, claim: Claim, outcome: Outcome) -> bool:
         written = await tasks.write_outcomes(self._database, [(claim, outcome)])
-        self._held.pop(claim.token, None)
+        self._held.pop((claim.id, claim.token), None)
         return claim.id in written
 
     async def _retry_of(self, name: str) -> Retry:

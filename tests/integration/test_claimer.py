@@ -396,7 +396,7 @@ SENTENCES = [
     ({"filters": [FlagFilter(), FlagFilter()]}, "two filters for the plugin 'flags'; give one that says all"),
     ({"queues": "mail"}, "queues='mail': expected a list of different names"),
     ({"queues": []}, "queues=[]: expected a list of different names"),
-    ({"lease": "1ms"}, "lease='1ms': expected a length of time from \"100ms\" to \"1d\""),
+    ({"lease": "1ms"}, 'lease=\'1ms\': expected a length of time from "100ms" to "1d"'),
 ]
 
 
