@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import psycopg
@@ -37,6 +37,8 @@ from harvest_core.worker.place import Place
 from harvest_core.worker.poll import Poll
 
 _log = logging.getLogger("harvest")
+_Held: TypeAlias = dict[tuple[int, int], tuple[Claim, ClaimedTask]]
+"""By task and token: the tasks of one claim share a token."""
 
 
 class Claimer:
@@ -63,7 +65,7 @@ class Claimer:
         self._place = Place(database, build, self._metrics, pruned=self._was_pruned, sleep=sleep, names=names)
         self._stack = AsyncExitStack()
         self._claiming, self._stopping = asyncio.Lock(), asyncio.Event()
-        self._held: dict[tuple[int, int], tuple[Claim, ClaimedTask]] = {}
+        self._held: _Held = {}
         self._open = self._lost = self._unsure = False
 
     async def __aenter__(self) -> Claimer:
@@ -165,11 +167,9 @@ class Claimer:
             self._was_pruned()
         return poll
 
-    def _judged(
-        self, poll: Poll
-    ) -> tuple[dict[tuple[int, int], tuple[Claim, ClaimedTask]], list[tuple[Claim, Outcome]]]:
+    def _judged(self, poll: Poll) -> tuple[_Held, list[tuple[Claim, Outcome]]]:
         """Part what can be handed out, by task and token, from what cannot be read and fails, as it would on a worker."""
-        claimed: dict[tuple[int, int], tuple[Claim, ClaimedTask]] = {}
+        claimed: _Held = {}
         unreadable: list[tuple[Claim, Outcome]] = []
         worker, payloads = self._place.membership.worker, self._build.payloads
         for claim in poll.result.claims:

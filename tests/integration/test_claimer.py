@@ -36,7 +36,7 @@ async def test_one_task_from_claim_to_result(kernel, app):
         task = await client.enqueue("build", 7, kwargs={"tags": {"a"}}, flags={"linux"}, priority=3)
         async with client.claimer(lease="20s") as claimer:
             claim = await claimer.claim()
-            assert (claim.id, claim.name, claim.args, claim.kwargs) == (task.id, "build", [7, {"a"}], {})
+            assert (claim.id, claim.name, claim.args, claim.kwargs) == (task.id, "build", [7], {"tags": {"a"}})
             assert (claim.attempt, claim.flags, claim.queue, claim.cancelled) == (1, ("linux",), "default", False)
             assert await kernel.sql("select ttl, concurrency, name like 'direct:%%' from workers") == [(20.0, 0, True)]
             await claim.heartbeat({"percent": 50})
@@ -101,7 +101,7 @@ CASES = [
 
 @pytest.mark.parametrize(("filters", "wanted"), CASES)
 async def test_a_filter_stands_in_for_the_configuration(kernel, app, filters, wanted):
-    """FL2, FL3, FL6, FL7: chosen in PostgreSQL; scalar and NULL traits by raw SQL too; what is refused stays untouched."""
+    """FL2, FL3, FL6, FL7: chosen in PostgreSQL; scalar and NULL traits too; what is refused stays untouched."""
     traits = {
         "untagged": "{}",
         "linux": '{"flags": ["linux"]}',
@@ -371,7 +371,7 @@ asyncio.run(main())
 async def test_a_killed_caller_loses_its_claims_after_the_lease(kernel, app, tmp_path):
     """K12, FL7: after kill -9 a worker takes the task back and runs it, one at a time as a suspect."""
     (task,) = await kernel.enqueue("build", args="[1]")
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", textwrap.dedent(SCRIPT), kernel.dsn], stdout=subprocess.PIPE, text=True
     )
     assert await asyncio.to_thread(process.stdout.readline) == f"{task}\n"
@@ -412,7 +412,7 @@ async def test_what_cannot_be_used_is_told(app, options, sentence):
 async def test_nothing_is_no_number_of_tasks(app):
     """FL7: a claim is for at least one task."""
     async with app.client() as client, client.claimer() as claimer:
-        with pytest.raises(HarvestError, match="^0 tasks cannot be claimed; claim at least 1$"):
+        with pytest.raises(HarvestError, match=r"^0 tasks cannot be claimed; claim at least 1$"):
             await claimer.claim_many(0)
 
 
@@ -420,7 +420,7 @@ def test_a_filter_refuses_what_no_task_can_carry():
     """FL1, FL7: told at once, not by a claim that finds nothing."""
     with pytest.raises(ValueError, match=r"^FlagFilter: accepted='linux' is a text; give a list such as \['linux'\]$"):
         FlagFilter(accepted="linux")
-    with pytest.raises(ValueError, match="^FlagFilter: allowlist has '', which is empty; no task can carry it, so"):
+    with pytest.raises(ValueError, match=r"^FlagFilter: allowlist has '', which is empty; no task can carry it, so"):
         FlagFilter(allowlist=[""])
 
 
@@ -454,7 +454,7 @@ def test_without_an_event_loop(harvest_database):
         assert last.status().state == "pending"
         with pytest.raises(LostClaimError):
             held.complete(9)
-    with pytest.raises(HarvestError, match="^the claimer is not open here; use it as: with client.claimer"):
+    with pytest.raises(HarvestError, match=r"^the claimer is not open here; use it as: with client.claimer"):
         claimer.claim()
     client.close()
 
