@@ -168,7 +168,7 @@ class Claimer:
         return poll
 
     def _judged(self, poll: Poll) -> tuple[_Held, list[tuple[Claim, Outcome]]]:
-        """Part what can be handed out, by task and token, from what cannot be read and fails, as it would on a worker."""
+        """Part what can be handed out from what cannot be read and fails, as it would on a worker."""
         claimed: _Held = {}
         unreadable: list[tuple[Claim, Outcome]] = []
         worker, payloads = self._place.membership.worker, self._build.payloads
