@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harvest_core.activity import RegisteredActivity
     from harvest_core.app import Harvest
+    from harvest_core.claimed import ClaimedTask
+    from harvest_core.claimer import Claimer
     from harvest_core.client import Client, Task
     from harvest_core.enqueue import Call
     from harvest_core.errors import (
@@ -32,13 +34,15 @@ if TYPE_CHECKING:
         UnknownActivityError,
     )
     from harvest_core.model import Retry
-    from harvest_core.sync import SyncClient, SyncTask, SyncWorker
+    from harvest_core.sync import SyncClaimedTask, SyncClaimer, SyncClient, SyncTask, SyncWorker
     from harvest_core.worker.context import CurrentTask, current_task
     from harvest_core.worker.worker import Worker
 
 __all__ = [
     "BuildError",
     "Call",
+    "ClaimedTask",
+    "Claimer",
     "Client",
     "CurrentTask",
     "DatabaseUnavailableError",
@@ -58,6 +62,8 @@ __all__ = [
     "ScheduleError",
     "ScheduleNotFoundError",
     "SchemaError",
+    "SyncClaimedTask",
+    "SyncClaimer",
     "SyncClient",
     "SyncTask",
     "SyncWorker",
@@ -73,9 +79,13 @@ _HOMES = {
     "RegisteredActivity": "activity",
     "Harvest": "app",
     "Call": "enqueue",
+    "ClaimedTask": "claimed",
+    "Claimer": "claimer",
     "Client": "client",
     "Task": "client",
     "Retry": "model",
+    "SyncClaimedTask": "sync",
+    "SyncClaimer": "sync",
     "SyncClient": "sync",
     "SyncTask": "sync",
     "SyncWorker": "sync",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from types import TracebackType
@@ -15,6 +15,7 @@ import psycopg
 
 from harvest_core.activity import RegisteredActivity
 from harvest_core.build import Build
+from harvest_core.claimer import Claimer, direct_build
 from harvest_core.connect import connected
 from harvest_core.duration import seconds
 from harvest_core.enqueue import Call, new_task
@@ -26,7 +27,7 @@ from harvest_core.errors import (
 )
 from harvest_core.model import Json
 from harvest_core.payload import encode, storable_text
-from harvest_core.plugin import Setting
+from harvest_core.plugin import ClaimFilter, Setting
 from harvest_core.schedule_client import ScheduleClient
 from harvest_core.store.postgres import control, settings
 from harvest_core.store.postgres import inspect as views
@@ -244,6 +245,27 @@ class Client(ScheduleClient):
             msg = f"retry since {since!r}: expected a datetime with a time zone"
             raise HarvestError(msg)
         return await control.retry(self.database, _selection(task_ids, queue, activity), states, since)
+
+    def claimer(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        activities: Collection[RegisteredActivity[..., Any] | str] | None = None,
+        filters: Sequence[ClaimFilter] = (),
+        lease: str | float | None = None,
+    ) -> Claimer:
+        """Return what claims tasks for code that runs them itself: `async with client.claimer() as claimer`.
+
+        Args:
+            queues: names of queues, in order; the app's `worker.queues` unless given.
+            activities: what to claim, other apps' activities by name; all that this app can run unless given.
+            filters: what to say in place of plugins' configuration, e.g. `FlagFilter(accepted=["linux"])`.
+            lease: silence of this process after which others may take its claims; `worker.worker_ttl` unless given.
+
+        Raises:
+            HarvestError: one of these cannot be used, or the client is not open.
+        """
+        return Claimer(self.database, direct_build(self._build, queues, filters, lease), activities, sleep=self._sleep)
 
     async def pause_queue(self, queue: str) -> None:
         """Pause a queue: no claim that starts from now on takes a task of it, and schedule_to_start stands still."""

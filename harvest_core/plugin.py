@@ -37,6 +37,7 @@ __all__ = [
     "Budget",
     "BuildError",
     "BuildView",
+    "ClaimFilter",
     "Clause",
     "Duration",
     "EnqueueError",
@@ -114,6 +115,19 @@ class Refresh:
     every: float
     patience: float = 0.05
     settings: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class ClaimFilter:
+    """What a direct caller says in a plugin's stead: facts of its own for `client.claimer(filters=[...])`.
+
+    Args:
+        slug: the plugin's.
+        facts: what stands in place of what the plugin would publish (its `publish` hook).
+    """
+
+    slug: str
+    facts: Mapping[str, Json]
 
 
 @attrs.define(eq=False, slots=False)

@@ -69,6 +69,11 @@ class Policies:
         owners = [slug for slug, hook in callers if hook == "order_queues"]
         return Policies(kept, callers, self.owner if self.owner in owners else next(iter(owners), None))
 
+    def publishing(self, facts: Mapping[str, Mapping[str, Json]]) -> Policies:
+        """Return these policies, where the named plugins publish the given facts in place of their own."""
+        given = {(slug, "publish"): lambda build, found=found: found for slug, found in facts.items()}  # noqa: ARG005
+        return attrs.evolve(self, callers={**self.callers, **given})
+
     def skips(self, tick: Tick) -> tuple[tuple[str, Skip], ...]:
         """Return every plugin's skips with its slug.
 

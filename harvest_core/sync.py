@@ -1,11 +1,11 @@
-"""The client and the worker for code without an event loop: the async ones, driven on a loop in a thread of their own.
+"""Client, claimer and worker for code without an event loop: the async ones, driven on a loop in a thread of their own.
 
 Adds no behaviour of its own: a method here is the twin of the one with its name there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -15,9 +15,14 @@ import psycopg
 
 from harvest_core.activity import RegisteredActivity
 from harvest_core.build import Build
+from harvest_core.claimed import ClaimedTask
+from harvest_core.claimer import Claimer
 from harvest_core.client import Client, Task
 from harvest_core.enqueue import Call, new_task
+from harvest_core.errors import HarvestError
 from harvest_core.loop_thread import OnLoop
+from harvest_core.model import Json
+from harvest_core.plugin import ClaimFilter
 from harvest_core.store.postgres import enqueue as store
 from harvest_core.store.postgres.lent import lent
 from harvest_core.worker.worker import Worker
@@ -160,8 +165,118 @@ class SyncClient:
         rows = store.enqueue_many_on(own, harvest.schema, tasks, notify=tell)
         return [SyncTask(task_id, created, self._client) for task_id, created in rows]
 
+    def claimer(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        activities: Collection[RegisteredActivity[..., Any] | str] | None = None,
+        filters: Sequence[ClaimFilter] = (),
+        lease: str | float | None = None,
+    ) -> SyncClaimer:
+        """Return what claims tasks for code that runs them itself: `with client.claimer() as claimer`.
+
+        Args:
+            queues: names of queues, in order; the app's `worker.queues` unless given.
+            activities: what to claim, other apps' activities by name; all that this app can run unless given.
+            filters: what to say in place of plugins' configuration, e.g. `FlagFilter(accepted=["linux"])`.
+            lease: silence of this process after which others may take its claims; `worker.worker_ttl` unless given.
+        """
+        return SyncClaimer(
+            self._client,
+            lambda client: client.claimer(queues=queues, activities=activities, filters=filters, lease=lease),
+        )
+
     def _drive(self, work: Callable[[Client], Coroutine[Any, Any, R]]) -> R:
         return self._client.run(work)
+
+
+class SyncClaimer:
+    """Use it as `with client.claimer() as claimer`; leaving the block gives back what is still claimed.
+
+    Args:
+        client: on whose loop it lives; where that is closed or left behind by a fork, calls here fail.
+        make: returns the claimer.
+    """
+
+    def __init__(self, client: OnLoop[Client], make: Callable[[Client], Claimer]) -> None:
+        self._client, self._make = client, make
+        self._opened: tuple[Client, Claimer] | None = None
+
+    def __enter__(self) -> SyncClaimer:
+        async def enter(client: Client) -> tuple[Client, Claimer]:
+            return client, await self._make(client).__aenter__()
+
+        self._opened = self._client.run(enter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drive(lambda claimer: claimer.__aexit__(None, None, None))
+
+    def claim(self) -> SyncClaimedTask | None:
+        """Claim one task; None where there is none for this caller now.
+
+        Raises:
+            HookError: a policy cannot be judged; nothing was claimed. So do the methods below.
+            DatabaseUnavailableError: what may have been claimed is given back. So do the methods below.
+        """
+        claimed = self.claim_many(1)
+        return claimed[0] if claimed else None
+
+    def claim_many(self, most: int) -> list[SyncClaimedTask]:
+        """Claim at most so many tasks, in one statement, and return them in the order of their turns."""
+        return [SyncClaimedTask(task, self) for task in self._drive(lambda claimer: claimer.claim_many(most))]
+
+    def stream(self, batch: int = 1, poll_interval: str | float | None = None) -> Iterator[SyncClaimedTask]:
+        """Yield tasks as they come, blocking between them, until `stop`; see `Claimer.stream`."""
+        stream: AsyncIterator[ClaimedTask] | None = None
+
+        async def following(claimer: Claimer) -> ClaimedTask | None:
+            nonlocal stream
+            stream = stream or claimer.stream(batch, poll_interval)
+            return await anext(stream, None)
+
+        while (task := self._drive(following)) is not None:
+            yield SyncClaimedTask(task, self)
+
+    def stop(self) -> None:
+        """End every stream of this claimer before its next task; from another thread."""
+        if self._opened is not None:
+            claimer = self._opened[1]
+            self._client.soon(lambda _: claimer.stop())
+
+    def _drive(self, work: Callable[[Claimer], Coroutine[Any, Any, R]]) -> R:
+        async def there(client: Client) -> R:
+            if self._opened is None or self._opened[0] is not client:
+                msg = "the claimer is not open here; use it as: with client.claimer() as claimer"
+                raise HarvestError(msg)
+            return await work(self._opened[1])
+
+        return self._client.run(there)
+
+
+class SyncClaimedTask:
+    """A claimed task; see `ClaimedTask`, whose attributes it has."""
+
+    def __init__(self, task: ClaimedTask, claimer: SyncClaimer) -> None:
+        self._task, self._claimer = task, claimer
+        self.id, self.name, self.queue, self.attempt = task.id, task.name, task.queue, task.attempt
+        self.args, self.kwargs, self.flags = task.args, task.kwargs, task.flags
+        self.traits: Mapping[str, Json] = task.traits
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the attempt should stop: someone cancelled the task, or its claim was lost."""
+        return self._task.cancelled
+
+    complete = _twin(ClaimedTask.complete)
+    fail = _twin(ClaimedTask.fail)
+    release = _twin(ClaimedTask.release)
+    heartbeat = _twin(ClaimedTask.heartbeat)
+
+    def _drive(self, work: Callable[[ClaimedTask], Coroutine[Any, Any, R]]) -> R:
+        return self._claimer._drive(lambda _: work(self._task))
 
 
 class SyncWorker:

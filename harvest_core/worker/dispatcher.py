@@ -65,18 +65,19 @@ class Dispatcher:
                 return Released()
             if task.asked_to_stop:
                 return Finished("cancelled")
-            return self._failed(activity, claim, error, "CancelledError: the activity cancelled itself")
+            text = "CancelledError: the activity cancelled itself"
+            return failure(activity.retry, claim, error, text, self.random())
         except (KeyboardInterrupt, GeneratorExit):
             raise  # the process or its loop ends; others rescue the task
         except BaseException as error:  # noqa: BLE001 - whatever else an activity raises is an outcome
             if task.asked_to_stop:
                 return Finished("cancelled")
-            text = _sentence(error)
+            text = sentence_of(error)
             if whole.expired() or beats.expired():
                 task.cancelled = True
                 limit = f"start_to_close of {claim.start_to_close} s has passed"
                 text = f"TimeoutError: {limit if whole.expired() else f'no heartbeat for {claim.heartbeat} s'}"
-            return self._failed(activity, claim, error, text)
+            return failure(activity.retry, claim, error, text, self.random())
         finally:
             _current.reset(token)
 
@@ -122,16 +123,29 @@ class Dispatcher:
             task.thread = running
             raise
 
-    def _failed(self, activity: Activity, claim: Claim, error: BaseException, text: str) -> Outcome:
-        text = storable_text(text)
-        lines = storable_text("".join(traceback.format_exception(error)))
-        final = isinstance(error, (NonRetryableError, PayloadError, *activity.retry.non_retryable))
-        if final or claim.attempt >= claim.max_attempts:
-            _log.warning("task %s (%s) failed at attempt %s: %s", claim.id, activity.name, claim.attempt, text[:500])
-            return Finished("failed", error=text, traceback=lines)
-        wait = retry_wait(activity.retry, claim.attempt, self.random())
-        _log.info("task %s (%s) will be tried again in %.1f s: %s", claim.id, activity.name, wait, text[:500])
-        return Retried(wait, text, lines)
+
+def failure(
+    retry: Retry, claim: Claim, error: BaseException | None, text: str, share: float, *, final: bool = False
+) -> Outcome:
+    """Return what a failed attempt comes to: another one, or the end.
+
+    Args:
+        retry: the activity's policy.
+        claim: the attempt.
+        error: what was raised, if anything.
+        text: the error in words.
+        share: a random number from 0 to 1, for jitter.
+        final: True for no further attempt, whatever the policy says.
+    """
+    text, name = storable_text(text), claim.route.name
+    lines = None if error is None else storable_text("".join(traceback.format_exception(error)))
+    final = final or isinstance(error, (NonRetryableError, PayloadError, *retry.non_retryable))
+    if final or claim.attempt >= claim.max_attempts:
+        _log.warning("task %s (%s) failed at attempt %s: %s", claim.id, name, claim.attempt, text[:500])
+        return Finished("failed", error=text, traceback=lines)
+    wait = retry_wait(retry, claim.attempt, share)
+    _log.info("task %s (%s) will be tried again in %.1f s: %s", claim.id, name, wait, text[:500])
+    return Retried(wait, text, lines)
 
 
 def retry_wait(retry: Retry, attempt: int, share: float) -> float:
@@ -149,7 +163,8 @@ def retry_wait(retry: Retry, attempt: int, share: float) -> float:
     return wait * (1 - retry.jitter * share)
 
 
-def _sentence(error: BaseException) -> str:
+def sentence_of(error: BaseException) -> str:
+    """Return an error in words, as a task keeps it."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error whose own text raises is a failure all the same

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from harvest_core.build import Build
@@ -26,6 +26,7 @@ class Membership:
         build: what it publishes.
         pruned: called when the fleet may have taken the worker for dead.
         clock: monotonic seconds.
+        names: the activities it takes; None for those the build can run.
     """
 
     worker: Worker
@@ -37,9 +38,11 @@ class Membership:
         build: Build,
         pruned: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        names: Collection[str] | None = None,
     ) -> None:
         self._database, self._build, self._pruned, self._clock = database, build, pruned, clock
-        self._settings = build.config.worker
+        self._settings, self._names = build.config.worker, build.runnable if names is None else names
         self._heartbeat: Heartbeat | None = None
         self.asleep = False
         """Whether enqueues are asked to wake it."""
@@ -54,7 +57,7 @@ class Membership:
             id=str(uuid.uuid4()),
             name=self._settings.name or f"{socket.gethostname()}:{os.getpid()}",
             queues=tuple(self._settings.queues),
-            activities=frozenset(self._build.runnable),
+            activities=frozenset(self._names),
             facts=policies.facts(self._build.view),
         )
         await workers.register(

@@ -15,12 +15,11 @@ import psycopg
 
 from harvest_core.build import Build
 from harvest_core.connect import connected
-from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError
+from harvest_core.errors import DatabaseUnavailableError, HookError
 from harvest_core.metrics import DepthCollector, KernelMetrics
-from harvest_core.model import Json, Tick
+from harvest_core.model import Json
 from harvest_core.model import Worker as Identity
-from harvest_core.probe import probe
-from harvest_core.store.postgres import settings, tasks
+from harvest_core.store.postgres import tasks
 from harvest_core.store.postgres.tasks import Claim
 from harvest_core.worker.background import Background
 from harvest_core.worker.dispatcher import Dispatcher
@@ -28,10 +27,8 @@ from harvest_core.worker.finisher import Finisher
 from harvest_core.worker.listener import listen
 from harvest_core.worker.local_queue import LocalQueue
 from harvest_core.worker.maintenance import Maintenance
-from harvest_core.worker.membership import Membership
-from harvest_core.worker.peers import Peers
-from harvest_core.worker.poll import Poll, Poller
-from harvest_core.worker.refresh import Refreshes
+from harvest_core.worker.place import Place
+from harvest_core.worker.poll import Poll
 from harvest_core.worker.running import Running
 from harvest_core.worker.schedules import Schedules
 
@@ -141,16 +138,16 @@ class Worker:
 
     async def _open(self) -> None:
         self._database = await self._stack.enter_async_context(connected(self._build))
-        policies = self._build.policies
-        self._refreshes = Refreshes(
-            [(slug, refresh) for slug, plugin in policies.plugins.items() for refresh in plugin.refreshes()],
-            lambda: settings.read_settings(self._database),
-            lambda slug: self._metrics.refresh_errors.labels(slug).inc(),
-            self._wake.set,
+        place = Place(
+            self._database,
+            self._build,
+            self._metrics,
+            pruned=self._was_pruned,
+            wake=self._wake.set,
+            clock=self._clock,
+            sleep=self._sleep,
         )
-        await self._refreshes.first()
-        await self._refreshes.before_claim()
-        self._membership = Membership(self._database, self._build, self._was_pruned, self._clock)
+        self._membership, self._refreshes = place.membership, place.refreshes
         self._finisher = Finisher(self._database, self._claim_lost, self._changed.set, self._sleep)
         threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="harvest-activity")
         self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
@@ -161,28 +158,11 @@ class Worker:
         )
         self._stack.push_async_callback(lambda: self._bounded(self._membership.leave()))
         self._stack.callback(self._membership.stop_beating)
-        await self._membership.join()
-        await tasks.extend_finished(self._database)  # a task may have to end before the first round of maintenance
-        self._peers = Peers(self._database, lambda: self.identity.id, self._sleep)
-        if policies.needs_peers():
-            await self._peers.look()
-        tick = Tick(self.identity, live=policies.live())
-        if problems := await probe(self._database, policies, tick):
-            raise BuildError(problems)
-        self._poller = Poller(
-            self._database,
-            policies,
-            self._refreshes,
-            self._membership.observe,
-            self._metrics,
-            policies.clauses(tick),
-            self._settings.poll_interval,
-            lambda: self._peers.seen,
-            self._clock,
-        )
-        self._start_duties()
+        await place.take()
+        self._poller = place.poller
+        self._start_duties(place)
 
-    def _start_duties(self) -> None:
+    def _start_duties(self, place: Place) -> None:
         self._schedules = Schedules(self._database, self._metrics, notify=self._build.config.harvest.notify)
         interval = min(5.0, self._settings.worker_ttl / 3)
         maintenance = Maintenance(
@@ -201,11 +181,9 @@ class Worker:
         background.add("finisher", self._finisher.run)
         background.add("maintenance", maintenance.run)
         background.add("schedules", self._schedules.run)
-        background.add("refreshes", self._refreshes.run)
+        place.start_duties(background)
         background.add("watch", self._watch)
         background.add("cancellations", self._watch_for_cancellations)
-        if self._build.policies.needs_peers():
-            background.add("peers", self._peers.run)
         if self._build.config.harvest.listens:
             connected_gauge = self._metrics.listening.set
             background.add("listener", lambda: listen(self._database, self._heard, connected_gauge, self._sleep))

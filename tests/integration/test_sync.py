@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,20 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from harvest_core import Call, Client, Harvest, SyncClient, SyncTask, SyncWorker, Task, Worker
+from harvest_core import (
+    Call,
+    ClaimedTask,
+    Claimer,
+    Client,
+    Harvest,
+    SyncClaimedTask,
+    SyncClaimer,
+    SyncClient,
+    SyncTask,
+    SyncWorker,
+    Task,
+    Worker,
+)
 from harvest_core.errors import (
     DatabaseUnavailableError,
     HarvestError,
@@ -71,7 +85,13 @@ def sessions(dsn):
 # ------------------------------------------------------------------------------------------------ the twins
 
 
-PAIRS = [(Client, SyncClient), (Task, SyncTask), (Worker, SyncWorker)]
+PAIRS = [
+    (Client, SyncClient),
+    (Task, SyncTask),
+    (Worker, SyncWorker),
+    (Claimer, SyncClaimer),
+    (ClaimedTask, SyncClaimedTask),
+]
 ASYNC_ONLY = {Client: {"database"}, Worker: {"identity"}, Task: {"id", "created"}}
 """What is no call: a database for coroutines, a value that runs ahead of who asks, plain fields."""
 
@@ -85,7 +105,8 @@ def test_every_public_method_has_its_twin(original, twin):
         ours, theirs = (inspect.signature(getattr(cls, name)) for cls in (twin, original))
         assert [_shape(one) for one in ours.parameters.values()] == [_shape(one) for one in theirs.parameters.values()]
         returned = str(theirs.return_annotation)
-        assert ours.return_annotation == {"Task": "SyncTask", "list[Task]": "list[SyncTask]"}.get(returned, returned)
+        expected = re.sub(r"\b(Task|Claimer|ClaimedTask)\b", r"Sync\1", returned.replace("AsyncIterator", "Iterator"))
+        assert ours.return_annotation == expected
         assert not inspect.iscoroutinefunction(getattr(twin, name))
         assert getattr(twin, name).__doc__
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from psycopg.types.json import Jsonb
 
-from harvest_core.model import Activity, Json, LaneLimit, Peer, Worker
+from harvest_core.model import Activity, Json, LaneLimit, Peer, Retry, Worker
 from harvest_core.store.postgres.database import Database
 
 BEAT = (
@@ -139,6 +139,13 @@ async def publish_activities(database: Database, activities: Iterable[Activity])
                     "schedule_to_close": activity.schedule_to_close,
                 },
             )
+
+
+async def published_retry(database: Database, name: str) -> Retry:
+    """Return how an activity of another app is tried again, as it was published; the defaults where it was not."""
+    text = "select retry_initial, retry_factor, retry_maximum, retry_jitter from {schema}.activities where name = %s"
+    rows = await database.fetch(text, [name])
+    return Retry(0, *rows[0]) if rows else Retry()  # how many attempts there are stands in the task
 
 
 async def publish_lane_limits(database: Database, limits: Sequence[LaneLimit]) -> None:

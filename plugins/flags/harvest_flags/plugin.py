@@ -81,12 +81,7 @@ class Flags(Plugin):
     @hookimpl
     def publish(self, build: BuildView) -> Mapping[str, Json]:  # noqa: ARG002 - pluggy matches by name
         """Return the three sets, each sorted and distinct; allowlist is None where unset."""
-        allowlist = self.config.allowlist
-        return {
-            "accepted": sorted(set(self.config.accepted)),
-            "forbidden": sorted(set(self.config.forbidden)),
-            "allowlist": None if allowlist is None else sorted(set(allowlist)),
-        }
+        return facts_of(self.config)
 
     @hookimpl
     def filter_clause(self, tick: Tick) -> Sequence[Clause] | None:
@@ -104,6 +99,15 @@ class Flags(Plugin):
         if config.allowlist is not None:
             clauses.append(allowlist_clause(config.allowlist))
         return clauses or None
+
+
+def facts_of(config: FlagsConfig) -> Mapping[str, Json]:
+    """Return what a worker of that configuration publishes."""
+    return {
+        "accepted": sorted(set(config.accepted)),
+        "forbidden": sorted(set(config.forbidden)),
+        "allowlist": None if config.allowlist is None else sorted(set(config.allowlist)),
+    }
 
 
 def published_config(worker: Worker) -> FlagsConfig:
