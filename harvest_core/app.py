@@ -260,7 +260,7 @@ class Harvest:
         Args:
             clock: returns the time with a time zone; `tests.advance` adds to it.
         """
-        from harvest_core.inline.session import Inline  # noqa: PLC0415 - production imports nothing of it
+        from harvest_core.inline.session import Inline  # here: production imports nothing of it
 
         return Inline(self.build, self._set_inline, clock)
 
