@@ -1,4 +1,4 @@
-"""The how-to page on testing an application does what it says: its files are written and its command runs as it stands."""
+"""The how-to page on testing an application: its files are written and its command runs as it stands."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from harvest_core import (
     UnknownActivityError,
     current_task,
 )
+from harvest_core.testing import Inline
 
 app = Harvest({"harvest": {"plugins": ["flags"], "dsn": "postgresql://nobody@127.0.0.1:1/nowhere"}})
 kept = app.sync_client()  # as applications keep one for the life of the process
@@ -101,6 +102,7 @@ async def replace_me() -> None:
 def tests():
     seen.clear()
     with app.testing() as tests:
+        assert isinstance(tests, Inline)
         yield tests
 
 
