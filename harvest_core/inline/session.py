@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
@@ -36,7 +36,7 @@ class Inline:
     def __init__(
         self, build: Callable[[], Build], switch: Callable[[Inline | None], None], clock: Callable[[], datetime]
     ) -> None:
-        self._build, self._switch, self._clock = build, switch, clock
+        self._build, self._switch, self._clock = cache(build), switch, clock
         self._ahead = timedelta()
         self._memory = Memory(lambda: self.now, lambda *stored: self._build().payloads.arguments(*stored))
         self.sync = AtOnce(lambda: self._made(self._run_blocking))
@@ -173,11 +173,10 @@ class Inline:
             with suppress(Exception):  # its outcome is decided; its thread ends before the next task
                 await asyncio.shield(current.thread)
         if isinstance(outcome, Finished):
-            if outcome.state == "completed":
-                task.stored_result = outcome.result
-                stored = json.loads(outcome.result or "null")
-                task.result = self._build().payloads.result(task.name, stored)
+            task.stored_result = outcome.result
             self._memory.end(task, outcome.state, outcome.error, outcome.traceback)
+            if outcome.result is not None:
+                task.result = self._build().payloads.result(task.name, json.loads(outcome.result))
         elif isinstance(outcome, Retried) and not asked and task.replaced_by is None:
             task.state, task.error, task.traceback = "pending", outcome.error, outcome.traceback
         else:
