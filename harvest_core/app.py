@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import attrs
 
@@ -13,13 +14,16 @@ from harvest_core import build as composition
 from harvest_core.activity import P, R, RegisteredActivity, declaration_faults
 from harvest_core.client import Client
 from harvest_core.duration import Duration, seconds
-from harvest_core.errors import Problem, near_match
+from harvest_core.errors import HarvestError, Problem, near_match
 from harvest_core.model import Activity, Retry
 from harvest_core.plugin import Plugin
 from harvest_core.schedule import Schedule
 from harvest_core.scheduling import schedule_problems
 from harvest_core.sync import SyncClient, SyncWorker
 from harvest_core.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from harvest_core.inline.session import Inline
 
 PluginT = TypeVar("PluginT", bound=Plugin)
 
@@ -42,6 +46,7 @@ class Harvest:
         self._middleware: list[Callable[..., Any]] = []
         self._schedules: list[Schedule] = []
         self._faults: list[Problem] = []
+        self._inline: Inline | None = None
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Harvest:
@@ -226,19 +231,48 @@ class Harvest:
 
     def client(self) -> Client:
         """Return a client, to be used as `async with app.client() as client`."""
-        return Client(self.build())
+        return Client(self.build()) if self._inline is None else self._inline.client()
 
     def worker(self) -> Worker:
         """Return a worker, to be used as `async with app.worker() as worker`."""
+        self._refuse_inline()
         return Worker(self.build())
 
     def sync_client(self) -> SyncClient:
         """Return a client for code without an event loop: one for good, or `with app.sync_client() as client`."""
-        return SyncClient(self.build)
+        return SyncClient(self.build, lambda: None if self._inline is None else self._inline.sync)
 
     def sync_worker(self) -> SyncWorker:
         """Return a worker for code without an event loop, to be used as `with app.sync_worker() as worker`."""
+        self._refuse_inline()
         return SyncWorker(self.build())
+
+    def testing(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Inline:
+        """Return what an application's own tests run in, as `with app.testing() as tests`: no database, no worker.
+
+        Inside, every client of this app, in whatever thread, keeps its tasks in memory, with the checks and the errors
+        of the real one; `connection=` may be of any driver. `tests.run()` runs what is due. Arguments and results pass
+        through type hints, JSON and codec; middleware, `current_task()`, retries, start_to_close, heartbeats, keys,
+        priorities and paused queues are real. Plugins stamp tasks and have no say in what runs: which worker of the
+        fleet would take a task is not known here, so all queues are served. Lanes, schedule_to_start and
+        schedule_to_close have no effect. Schedules do not fire.
+
+        Args:
+            clock: returns the time with a time zone; `tests.advance` adds to it.
+        """
+        from harvest_core.inline.session import Inline  # here: production imports nothing of it
+
+        return Inline(self.build, self._set_inline, clock)
+
+    def _set_inline(self, inline: Inline | None) -> None:
+        if inline is not None:
+            self._refuse_inline()
+        self._inline = inline
+
+    def _refuse_inline(self) -> None:
+        if self._inline is not None:
+            msg = "app.testing() is open, in which neither a worker nor another one of it opens; tests.run() runs tasks"
+            raise HarvestError(msg)
 
     def _declare(self, activity: Activity, function: Callable[P, R]) -> RegisteredActivity[P, R]:
         if activity.name in self._activities:

@@ -172,7 +172,7 @@ class Client(ScheduleClient):
         Raises:
             TaskNotFoundError: no task of that id is known.
         """
-        found = await views.task_status(self.database, task_id)
+        found = await self._find(task_id)
         if found is None:
             msg = f"task {task_id} is not known: it was never enqueued here, or its retention has passed"
             raise TaskNotFoundError(msg)
@@ -214,7 +214,7 @@ class Client(ScheduleClient):
         Raises:
             HarvestError: nothing was given: all tasks at once is refused.
         """
-        return await control.cancel(self.database, _selection(task_ids, queue, activity), storable_text(reason))
+        return await self._end(_selection(task_ids, queue, activity), storable_text(reason))
 
     async def retry(
         self,
@@ -244,7 +244,7 @@ class Client(ScheduleClient):
         if since is not None and since.tzinfo is None:
             msg = f"retry since {since!r}: expected a datetime with a time zone"
             raise HarvestError(msg)
-        return await control.retry(self.database, _selection(task_ids, queue, activity), states, since)
+        return await self._put_back(_selection(task_ids, queue, activity), states, since)
 
     def claimer(
         self,
@@ -289,6 +289,17 @@ class Client(ScheduleClient):
             msg = f"setting {key!r}: a key is text that is not blank, without NUL and halves of surrogate pairs"
             raise PayloadError(msg)
         return await settings.write_setting(self.database, key, encode(value, f"setting {key!r}"))
+
+    # What is done to tasks once everything is checked; a test's client does it in memory.
+
+    async def _find(self, task_id: int) -> TaskStatus | None:
+        return await views.task_status(self.database, task_id)
+
+    async def _end(self, selection: Selection, reason: str) -> Cancelled:
+        return await control.cancel(self.database, selection, reason)
+
+    async def _put_back(self, selection: Selection, states: Sequence[str], since: datetime | None) -> list[int]:
+        return await control.retry(self.database, selection, states, since)
 
 
 def _selection(ids: Sequence[int], queue: str | None, activity: RegisteredActivity[..., Any] | str | None) -> Selection:
