@@ -196,8 +196,11 @@ class SyncClient:
             filters: what to say in place of plugins' configuration, e.g. `FlagFilter(accepted=["linux"])`.
             lease: silence of this process after which others may take its claims; `worker.worker_ttl` unless given.
         """
+        if self._inline() is not None:
+            msg = "app.testing() is open: its tasks are run by it and claimed by nobody else; use tests.run_sync()"
+            raise HarvestError(msg)
         return SyncClaimer(
-            self._client,
+            self._on_loop,
             lambda client: client.claimer(queues=queues, activities=activities, filters=filters, lease=lease),
         )
 

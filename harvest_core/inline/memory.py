@@ -166,6 +166,9 @@ class Memory:
             traceback=task.traceback,
             details=task.details,
             route_id=None,
+            lane=task.lane,
+            crashes=0,
+            asked_to_stop=False,
         )
 
     def end(self, task: InlineTask, state: str, error: str | None = None, traceback: str | None = None) -> None:

@@ -152,7 +152,7 @@ def test_every_bad_key_of_a_file_is_told_at_once(tmp_path):
         "config.wrong-type  harvest.toml: harvest.notify: expected true or false, found 'false' (text)",
         (
             "config.unknown-key  harvest.toml: harvest.name: no such key "
-            "(known keys: app, dsn, schema, plugins, order_owner, notify, pooler)"
+            "(known keys: app, dsn, schema, plugins, order_owner, notify, retention, pooler)"
         ),
         (
             "config.out-of-range  harvest.toml: worker.queues: expected a list of at least one queue, none of them "
