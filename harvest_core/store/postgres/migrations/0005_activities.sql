@@ -1,0 +1,3 @@
+alter table {schema}.activities
+    add column schedule_to_start double precision,
+    add column schedule_to_close double precision;
