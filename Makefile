@@ -17,7 +17,7 @@ demo: setup  ## real work on several workers, checked: make demo [INPUT=folder]
 	@$(BIN)/python examples/demo/run.py $(if $(INPUT),"$(INPUT)")
 
 test: setup  ## everything, on the PostgreSQL servers found; under five minutes
-	@$(BIN)/pytest -m "not chaos"
+	@$(BIN)/pytest -m "not chaos" -n 3 --dist worksteal
 
 alone:  ## one plugin's tests with nothing but the core and that plugin: make alone PLUGIN=flags
 	$(PYTHON) -m venv --clear .venv/alone

@@ -168,7 +168,7 @@ class Memory:
             route_id=None,
             lane=task.lane,
             crashes=0,
-            asked_to_stop=False,
+            stopping=False,
         )
 
     def end(self, task: InlineTask, state: str, error: str | None = None, traceback: str | None = None) -> None:

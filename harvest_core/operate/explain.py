@@ -175,7 +175,7 @@ def _sentence(task: TaskStatus, workers: Sequence[WorkerVerdict], occupants: Seq
         return f"it is {task.state}" + (f": {task.error}" if task.error and task.state != "completed" else "")
     if task.state == "running":
         name = next((worker.worker_name for worker in workers if worker.worker_id == task.worker_id), task.worker_id)
-        asked = f"; it was asked to stop ({task.error}) and has not ended yet" if task.asked_to_stop else ""
+        asked = f"; it was asked to stop ({task.error}) and has not ended yet" if task.stopping else ""
         return f"it is running, attempt {task.attempt}, on worker {name}{asked}"
     if task.state == "scheduled":
         wait = max(0.0, (task.scheduled_at - datetime.now(UTC)).total_seconds())

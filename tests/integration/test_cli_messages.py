@@ -353,7 +353,14 @@ def test_help_lists_options_of_installed_plugins(harvest: Harvest) -> None:
     """`worker run --help` shows what plugins add, whether enabled or not."""
     said = harvest("worker", "run", "--help")
     section = said.out.partition("Options of plugins, for each that is enabled; may be repeated:\n")[2]
-    assert re.findall(r"^  (--\w+)", section, re.M) == ["--label", "--accept", "--forbid", "--allow", "--weight"]
+    assert re.findall(r"^  (--\w+)", section, re.M) == [
+        "--label",
+        "--exclusive",
+        "--accept",
+        "--forbid",
+        "--allow",
+        "--weight",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ tasks

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from harvest_core.errors import DatabaseUnavailableError
 from harvest_core.store.postgres import embedded
@@ -180,9 +181,9 @@ def test_a_pid_file_that_names_a_foreign_process_is_removed(directory):
 def test_a_server_started_by_other_means_is_left_alone(directory):
     """Where a live server of another maker uses the data, PostgreSQL's own refusal is told, and nothing is removed."""
     lock = directory / "server.lock"
-    with embedded.start(directory, settings=FAST):
+    with embedded.start(directory, settings=FAST) as server:
         pid = postmaster(directory)
-        shutil.rmtree(directory / "socket")
+        shutil.rmtree(conninfo_to_dict(server.dsn)["host"])
         lock.rename(directory / "kept.lock")
         with pytest.raises(DatabaseUnavailableError, match=r'lock file "postmaster\.pid" already exists'):
             embedded.start(directory, settings=FAST)

@@ -156,7 +156,10 @@ def pages_read(connection, text, values=None):
 @pytest.mark.parametrize("belief", BELIEFS)
 @pytest.mark.parametrize("backlog", BACKLOGS)
 def test_a_claim_reads_by_the_batch_whatever_stands_in_front(backlogs, policies, backlog, belief):
-    """Tasks of higher priority that it may not take add no row and no page to a claim (C9, FL5, CAP2, K7, K13)."""
+    """Tasks of higher priority that it may not take add no row and no page to a claim (C9, FL5, CAP2, K7, K13).
+
+    Public reports of the slow case: graphile/worker#240, graphile/worker#274, good_job#1578.
+    """
     analyzed, settings = BELIEFS[belief]
     rows, pages = [], []
     for size in SIZES:

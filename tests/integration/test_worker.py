@@ -438,7 +438,10 @@ async def listener_of(kernel):
 
 
 async def test_the_worker_listens_again(kernel):
-    """Cut off, it listens again within 5 s and looks at once; a gauge tells meanwhile (K11, procrastinate#1425)."""
+    """Cut off, it listens again within 5 s and looks at once; a gauge tells meanwhile (K11).
+
+    Public reports of slow days after a reconnection: procrastinate#1425, graphile/worker#541, celery#8030.
+    """
     app = kernel.app(poll_interval=FOR_EVER)
 
     @app.activity

@@ -40,7 +40,7 @@ class TaskStatus:
     route_id: int | None
     lane: str | None
     crashes: int
-    asked_to_stop: bool
+    stopping: bool
 
     @property
     def finished(self) -> bool:
