@@ -31,6 +31,9 @@ class TaskStatus:
     finished_at: datetime | None
     worker_id: str | None
     key: str | None
+    lane: str | None
+    crashes: int
+    stopping: bool
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     result: Any
@@ -38,9 +41,6 @@ class TaskStatus:
     traceback: str | None
     details: Any
     route_id: int | None
-    lane: str | None
-    crashes: int
-    stopping: bool
 
     @property
     def finished(self) -> bool:
@@ -69,13 +69,15 @@ class QueueStatus:
 
 _STATUS = """
 select t.id, t.state, r.queue, r.name, r.kind, r.traits, t.priority, t.attempt, t.max_attempts, t.scheduled_at,
-       t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.args, t.kwargs, null::jsonb, t.error,
-       t.traceback, t.details, t.route_id, t.lane, t.crashes, t.cancelled_at is not null
+       t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.lane, t.crashes,
+       t.cancelled_at is not null, t.args, t.kwargs, null::jsonb, t.error,
+       t.traceback, t.details, t.route_id
 from {schema}.tasks t join {schema}.routes r on r.id = t.route_id where t.id = %(id)s
 union all
 select f.id, f.state, f.queue, f.name, f.kind, f.traits, f.priority, f.attempt, f.max_attempts, f.scheduled_at,
-       f.enqueued_at, f.claimed_at, f.finished_at, f.worker_id::text, f.key, f.args, f.kwargs, f.result, f.error,
-       f.traceback, null::jsonb, null::bigint, f.lane, 0, false
+       f.enqueued_at, f.claimed_at, f.finished_at, f.worker_id::text, f.key, f.lane, 0,
+       false, f.args, f.kwargs, f.result, f.error,
+       f.traceback, null::jsonb, null::bigint
 from {schema}.finished f where f.id = %(id)s
 """
 
