@@ -3,7 +3,7 @@ PYTHON ?= python3
 PLUGINS := capabilities flags weights cost_hold limits
 BIN := .venv/bin
 
-.PHONY: setup demo test alone check bench chaos clean
+.PHONY: setup demo test matrix alone check bench chaos clean
 
 setup: .venv/ready
 
@@ -18,6 +18,9 @@ demo: setup  ## real work on several workers, checked: make demo [INPUT=folder]
 
 test: setup  ## everything, on the PostgreSQL servers found; under five minutes
 	@$(BIN)/pytest -m "not chaos" -n 3 --dist worksteal
+
+matrix: setup  ## what must hold on every PostgreSQL, on the one between: 18 and 15 are in make test
+	@$(BIN)/pytest -m matrix -n 3 --harvest-postgresql 16
 
 alone:  ## one plugin's tests with nothing but the core and that plugin: make alone PLUGIN=flags
 	$(PYTHON) -m venv --clear .venv/alone

@@ -197,11 +197,20 @@ class PolicyContract:
                 for plugins in ([], [own], others, order)
             )
             self._hold(alone <= everything, f"alone it widens the claim by {_named(asked, alone - everything)}")
-            self._hold(together <= beside, f"beside others it widens the claim by {_named(asked, together - beside)}")
+            # Of an activity under a cap the claim takes the best that is left: which, depends on what others refuse.
+            capped = _capped(order, moment)
+            some = {place for place, route in enumerate(asked) if route.kind == "activity" and route.name in capped}
+            if some:
+                whole = [plugin for plugin in others if not _capped([plugin], moment)]
+                beside_whole = claim_runner.taken(whole, moment, asked, workflows=frozenset({_WORKFLOW}))
+                wider = together - beside_whole
+                self._hold(not wider, f"beside others it widens the claim by {_named(asked, wider)}")
+            wider, differs = together - beside - some, (together ^ (alone & beside)) - some
+            self._hold(not wider, f"beside others it widens the claim by {_named(asked, wider)}")
             self._hold(
-                together == alone & beside,
+                not differs,
                 f"in the order {[plugin.slug for plugin in order]} the claim differs from what each plugin allows: "
-                f"{_named(asked, together ^ (alone & beside))}",
+                f"{_named(asked, differs)}",
             )
 
         self._try(drawn, law)
@@ -254,6 +263,12 @@ class PolicyContract:
     def _claimable(self, route: Route, skipped: set[str]) -> bool:
         names = set(self.activities) - skipped if route.kind == "activity" else {_WORKFLOW}
         return route.queue in self.queues and route.name in names
+
+
+def _capped(plugins: Sequence[Plugin], moment: Tick) -> set[str]:
+    """Return the activities that some of these plugins refuse in part."""
+    skips = [skip for plugin in plugins for skip in _policies(plugin).skips_of(plugin.slug, moment)]
+    return {skip.activity for skip in skips if not refuses_all(skip)}
 
 
 @attrs.define(eq=False, slots=False)
