@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from harvest_core.plugin import Feature, Plugin, Skip, hookimpl
-from harvest_core.store.postgres import tasks
+from harvest_core.store.postgres import control, tasks
 from harvest_core.store.postgres.tasks import Released
 
 ROWS = "select state::text, attempt, prefetched_until is not null from tasks order by id"
@@ -72,6 +72,18 @@ async def test_an_overdue_prefetched_task_fails_in_place_of_starting(kernel):
     assert await kernel.sql("select state::text, attempt, error from finished") == [
         ("failed", 0, "TimeoutError: not started within schedule_to_start of 60 s")
     ]
+
+
+@pytest.mark.matrix
+async def test_a_pause_that_begins_after_the_prefetch_is_heeded(kernel):
+    """What has not started when its queue is paused goes back untouched; other queues' tasks start (K13, K15)."""
+    for queue in ("default", "other"):
+        await kernel.enqueue(queue=queue)
+    worker = await kernel.claimer("work", queues=("default", "other"))
+    claims = await worker.take(2, prefetch=30.0)
+    await control.pause_queue(kernel.database, "default")
+    assert [claim.route.queue for claim in await tasks.start_claims(kernel.database, claims)] == ["other"]
+    assert await kernel.sql(ROWS) == [("pending", 0, False), ("running", 1, False)]
 
 
 @pytest.mark.matrix
