@@ -118,7 +118,7 @@ class Poller:
         return Poll(attrs.evolve(result, claims=claims), live, full=len(claims) == free)
 
     async def prefetch(self, worker: Worker, count: int, busy: Mapping[str, int], ttl: float) -> tuple[Claim, ...]:
-        """Claim at most count tasks, of activities that no policy skips or limits, for ttl seconds without starting them.
+        """Claim at most count tasks that no policy skips or limits, for ttl seconds and without starting them.
 
         Raises:
             HookError, DatabaseUnavailableError: as `poll`.
