@@ -27,6 +27,7 @@ HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, 
 _BITS = 48  # the claim adds a step once a task: thousands of them stay within PostgreSQL's bigint
 _TIER_BITS = 31
 _LONGEST = 1e10
+_SHORTEST = 0.001  # a hundredth of it is what a window of starts can tell apart
 LATE = 1.0
 """Seconds after which a hook of the claim has failed: it holds up the whole worker."""
 _AT_LEISURE = ("check_build", "publish", "metrics")
@@ -135,9 +136,19 @@ class Policies:
             self._call(slug, "metrics", registry=registry)
 
     def lanes(self) -> Sequence[LaneLimit] | None:
-        """Return the limits of lanes that plugins declare, or None where no plugin has a say in it."""
-        declaring = [plugin for plugin in self.plugins.values() if type(plugin).lanes is not Plugin.lanes]
-        return [limit for plugin in declaring for limit in plugin.lanes()] if declaring else None
+        """Return the limits of lanes that plugins declare, or None where no plugin has a say in it.
+
+        Raises:
+            HookError: a limit cannot be kept, or its name has another one.
+        """
+        declaring = [slug for slug, plugin in self.plugins.items() if type(plugin).lanes is not Plugin.lanes]
+        found: dict[str, LaneLimit] = {}
+        for slug in declaring:
+            for limit in self.plugins[slug].lanes():
+                if fault := _lane_fault(limit) or ("is limited twice" if limit.name in found else ""):
+                    raise HookError(slug, "lanes", f"the lane name {limit.name!r} {fault}")
+                found[limit.name] = limit
+        return list(found.values()) if declaring else None
 
     def needs_peers(self) -> bool:
         """Tell whether any plugin judges by the other workers."""
@@ -272,9 +283,21 @@ def _budget_fault(budget: Budget) -> str:
         value = getattr(budget, field)
         if value is not None and not _is_whole(value, 0):
             return f"the budget {budget.name!r} has {field} {value!r}; expected a whole number of 31 bits"
-    if not _is_span(budget.period) or budget.period <= 0:
-        return f"the budget {budget.name!r} has period {budget.period!r}; expected seconds above 0"
+    if not _is_period(budget.period):
+        return f"the budget {budget.name!r} has period {budget.period!r}; expected seconds, at least {_SHORTEST:g}"
     return ""
+
+
+def _lane_fault(limit: LaneLimit) -> str:
+    if not isinstance(limit.name, str) or not limit.name or "/" in limit.name:
+        return "is none; expected what stands before the first slash of a lane"
+    for field in ("concurrency", "starts"):
+        value = getattr(limit, field)
+        if value is not None and not _is_whole(value, 1):
+            return f"has {field} {value!r}; expected a whole number of 31 bits, at least 1"
+    if limit.concurrency is None and limit.starts is None:
+        return "has neither concurrency nor starts; give one of them"
+    return "" if _is_period(limit.period) else f"has period {limit.period!r}; expected seconds, at least {_SHORTEST:g}"
 
 
 def _is_whole(value: object, least: int) -> bool:
@@ -283,6 +306,10 @@ def _is_whole(value: object, least: int) -> bool:
 
 def _is_span(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LONGEST  # NaN is neither
+
+
+def _is_period(value: object) -> bool:
+    return _is_span(value) and value >= _SHORTEST  # type: ignore[operator]
 
 
 def _clause_fault(clause: Clause) -> str:

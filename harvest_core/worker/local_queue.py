@@ -61,8 +61,8 @@ class LocalQueue:
 
         Args:
             free: slots that are free.
-            refusals: for each activity that no task of may start now the skip that says so. A task waits under it for
-                the skip's `recheck`, then it goes back: another worker may judge otherwise.
+            refusals: for each activity that is held or limited now the skip that says so. A task waits under it for the
+                skip's `recheck`, then it goes back: another worker may judge otherwise, and a claim counts its start.
         """
         now = self._clock()
         start: list[Claim] = []

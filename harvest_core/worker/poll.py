@@ -76,7 +76,7 @@ class Poller:
         self.held: frozenset[str] = frozenset()
         """Names of the activities that a hold kept from the last claim."""
         self.refusals: Mapping[str, Skip] = {}
-        """The activities that the last plan refused, but for the age of a task if at all."""
+        """The activities that the last plan skipped, be it only in part."""
 
     def look_for_due(self) -> None:
         """Let the next poll promote what is due: more may be due, or sooner, than was known."""
@@ -118,14 +118,17 @@ class Poller:
         return Poll(attrs.evolve(result, claims=claims), live, full=len(claims) == free)
 
     async def prefetch(self, worker: Worker, count: int, busy: Mapping[str, int], ttl: float) -> tuple[Claim, ...]:
-        """Claim at most count tasks for ttl seconds without starting them.
+        """Claim at most count tasks that no policy skips or limits, for ttl seconds and without starting them.
 
         Raises:
             HookError, DatabaseUnavailableError: as `poll`.
         """
         _, planned = await self._plan(worker, count, busy)
         await self._try_new_clauses(planned)
-        return (await self._take(attrs.evolve(planned, prefetch=ttl))).claims
+        # What is limited is not: a rate counts starts, and these are claims that may start all at once.
+        limited = {skip.activity for _, skip in planned.skips}
+        free = tuple(name for name in planned.activities if name not in limited)
+        return (await self._take(attrs.evolve(planned, prefetch=ttl, activities=free))).claims
 
     async def observe(self, worker: Worker) -> Mapping[str, Json]:
         """Renew and return the live facts, and renew what is held, without a claim.
@@ -162,7 +165,7 @@ class Poller:
         tick = Tick(worker, free, live, self._turns, self._waiting, shares, self._peers())
         planned = plan(self._policies, tick, closed=self._closed_routes())
         self.held = frozenset(skip.activity for _, skip in planned.skips if skip.hold)
-        self.refusals = {skip.activity: skip for _, skip in planned.skips if skip.at_most == 0}
+        self.refusals = {skip.activity: skip for _, skip in planned.skips}
         return live, planned
 
     async def _try_new_clauses(self, planned: Plan) -> None:

@@ -215,6 +215,18 @@ async def test_unless_younger_spares_young_tasks_the_cap(kernel):
     assert len(young) == 3
 
 
+@pytest.mark.matrix
+async def test_unless_older_holds_for_suspects_too(kernel):
+    """A younger suspect of higher priority does not slip through in place of the old one (K12, C9)."""
+    route = await kernel.route()
+    await kernel.rows(route, 1, state="suspect", priority=9)
+    old = await kernel.rows(route, 1, state="suspect", due="now() - interval '2 hours'")
+    worker = await kernel.claimer("work")
+    held = skips(("work", {"unless_older": HOUR}))
+    assert [claim.id for claim in await worker.take(1, pool="suspect", skips=held)] == old
+    assert await worker.take(1, pool="suspect", skips=held) == []
+
+
 async def test_ages_and_caps_together(kernel):
     """A held activity whose old tasks run anyway can be under a budget too."""
     route = await kernel.route()

@@ -85,7 +85,8 @@ async def test_a_promoted_task_counts_from_when_it_was_due(kernel):
     assert await kernel.one("select count(*) from tasks where start_by is not null") == 0
     assert await overdue(kernel) == 0
     await kernel.sql("update tasks set scheduled_at = scheduled_at - interval '3600 s'")
-    await kernel.sql("update tasks set scheduled_at = now() - interval '30 s' where lane is not null")
+    half = "now() - interval '30 s'"
+    await kernel.sql(f"update tasks set scheduled_at = {half}, enqueued_at = {half} where lane is not null")
     await tasks.promote(kernel.database)
     left = "round(extract(epoch from start_by - now()))::int"
     assert await kernel.sql(f"select state::text, {left} from tasks order by id") == [
@@ -197,3 +198,13 @@ async def test_the_worker_ends_an_attempt_itself(kernel):
     assert (status.state, status.attempt) == ("failed", 1)
     assert status.error.startswith("TimeoutError: ")
     assert status.error.endswith("; schedule_to_close leaves no time for another attempt")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("lane", [None, "customer/7"])
+async def test_a_time_in_the_past_counts_from_the_enqueue(kernel, lane):
+    """What is enqueued as due long ago has all its time to start, in a lane as without one (K8)."""
+    await kernel.enqueue(lane=lane, schedule_to_start=60.0, scheduled_at="2020-01-01T00:00:00Z")
+    await tasks.promote(kernel.database)
+    await tasks.rescue(kernel.database)
+    assert await kernel.states() == {"pending": 1}

@@ -143,6 +143,27 @@ async def test_an_open_enqueue_blocks_no_lane(kernel):
     assert len(await worker.take(5)) == 1
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("limits", [[], [LaneLimit("a", None, starts=1, period=0.2)]])
+async def test_a_transaction_that_is_rolled_back_shuts_no_lane(kernel, limits):
+    """The next task is locked by another as its lane opens, and nobody tells when that lets go: it comes all the same."""
+    await workers.publish_lane_limits(kernel.database, limits)
+    _, second = await kernel.enqueue(count=2, lane="a")
+    await promote(kernel)
+    worker = await kernel.claimer("work")
+    claims = await worker.take(1)
+    holder = await kernel.connection(autocommit=False)
+    await holder.execute("select from tasks where id = %s for update", [second])
+    await worker.finish(claims)
+    await holder.rollback()
+
+    async def came():
+        await promote(kernel)
+        return [claim.id for claim in await worker.take(1)] == [second]
+
+    await kernel.until(came)
+
+
 @pytest.mark.parametrize("ending", ["finish", "fail", "cancel", "rescue", "quarantine"])
 async def test_every_way_to_end_lets_the_next_come(kernel, ending):
     """However a lane's task ends, the next of the lane becomes pending: no lane stays shut."""

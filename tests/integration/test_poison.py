@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+import psycopg
 import pytest
 
 from harvest_core import Harvest, HookError, Worker, policies
@@ -225,3 +226,37 @@ async def test_depth_is_also_told_without_held_tasks(harvest_database: str) -> N
     assert gauge("harvest_queue_depth_without_held", "elsewhere") == 1
     assert (gauge("harvest_queue_oldest_pending_age_seconds", "default") or 0) > 0
     assert gauge("harvest_queue_oldest_pending_age_without_held_seconds", "default") == 0
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "insert into lanes (lane, used) values ('a', '{used}')",
+        "insert into budgets (name, used) values ('limits:a', '{used}')",
+    ],
+)
+@pytest.mark.parametrize("used", ["[1]", '{"x": 1}', '{"1": "y"}', '{"1": -1}', '{"1": {}}', "3", '{"1": 1e30}'])
+async def test_no_memory_of_starts_can_be_written_that_stops_others(kernel: Any, sql: str, used: str) -> None:
+    """What every lane and every claim reads can be nothing that they cannot read."""
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await kernel.sql(sql.replace("{used}", used))
+    await kernel.sql(sql.replace("{used}", '{"170000000000": 1, "170000000001": 999999999}'))
+
+
+@pytest.mark.parametrize("limit", ["null, null, 1", "1, -1, 1", "1, 1, 0", "1, 1, 'nan'", "1, 1, 'infinity'"])
+async def test_no_lane_limit_can_be_written_that_stops_other_lanes(kernel: Any, limit: str) -> None:
+    """A limit that no lane could be judged by is refused where it is written."""
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await kernel.sql(f"insert into lane_limits (name, concurrency, starts, period) values ('a', {limit})")
+
+
+@pytest.mark.parametrize("moment", ["-infinity", "infinity", "0044-03-15 BC", "99999-01-01"])
+@pytest.mark.parametrize("column", ["next_at", "counts_from"])
+async def test_no_schedule_can_be_written_that_stops_the_others(kernel: Any, column: str, moment: str) -> None:
+    """PostgreSQL has times that no worker can read: one such row would keep all schedules from being looked at."""
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await kernel.sql(
+            f"insert into schedules (name, activity, args, kwargs, traits, options, cron, timezone, catch_up, overlap, "
+            f"declared, {column}) values ('a', 'work', '[]', '{{}}', '{{}}', '{{}}', '* * * * *', 'UTC', 'one', "
+            f"'skip', false, '{moment}')"
+        )

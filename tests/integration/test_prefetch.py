@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from harvest_core.plugin import Feature, Plugin, Skip, hookimpl
-from harvest_core.store.postgres import tasks
+from harvest_core.plugin import Budget, Feature, Plugin, Skip, hookimpl
+from harvest_core.store.postgres import control, tasks
 from harvest_core.store.postgres.tasks import Released
 
 ROWS = "select state::text, attempt, prefetched_until is not null from tasks order by id"
@@ -21,6 +21,19 @@ class Hold(Plugin):
     @hookimpl
     def build_skip_list(self):
         return [Skip("held", ("hold",), hold=True, recheck=0.05)] if self.holding else None
+
+
+class Rate(Plugin):
+    """Lets three of `work` start in half a second, once told to."""
+
+    slug = "rate"
+    needs = frozenset({Feature.SKIP_LIST})
+    limiting = False
+
+    @hookimpl
+    def build_skip_list(self):
+        share = Budget("rate:work", starts=3, period=0.5)
+        return [Skip("work", ("rate",), at_most=share, recheck=0.05)] if self.limiting else None
 
 
 @pytest.mark.matrix
@@ -72,6 +85,18 @@ async def test_an_overdue_prefetched_task_fails_in_place_of_starting(kernel):
     assert await kernel.sql("select state::text, attempt, error from finished") == [
         ("failed", 0, "TimeoutError: not started within schedule_to_start of 60 s")
     ]
+
+
+@pytest.mark.matrix
+async def test_a_pause_that_begins_after_the_prefetch_is_heeded(kernel):
+    """What has not started when its queue is paused goes back untouched; other queues' tasks start (K13, K15)."""
+    for queue in ("default", "other"):
+        await kernel.enqueue(queue=queue)
+    worker = await kernel.claimer("work", queues=("default", "other"))
+    claims = await worker.take(2, prefetch=30.0)
+    await control.pause_queue(kernel.database, "default")
+    assert [claim.route.queue for claim in await tasks.start_claims(kernel.database, claims)] == ["other"]
+    assert await kernel.sql(ROWS) == [("pending", 0, False), ("running", 1, False)]
 
 
 @pytest.mark.matrix
@@ -141,6 +166,43 @@ async def test_a_hold_that_begins_after_the_prefetch_is_heeded(kernel):
 
             await kernel.until(given_back)
         assert (await task.status()).attempt == 0
+
+
+async def test_a_rate_counts_starts_through_the_local_queue(kernel):
+    """A local queue lets no window hold more starts than its budget, whether that begins early or late (K15)."""
+    rate = Rate()
+    app = kernel.app(plugins=[rate], concurrency=1, prefetch=10)
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @app.activity
+    async def first():
+        began.set()
+        await go.wait()
+
+    @app.activity
+    async def work():
+        pass
+
+    await kernel.enqueue("first", priority=1)
+    await kernel.enqueue(count=4)
+    async with kernel.running(app):
+        await began.wait()
+
+        async def prefetched():
+            return await kernel.one("select count(*) from tasks where prefetched_until is not null") == 4
+
+        await kernel.until(prefetched)
+        rate.limiting = True
+        await kernel.enqueue(count=4)
+        go.set()
+
+        async def done():
+            return await kernel.one("select count(*) from finished") == 9
+
+        await kernel.until(done)
+    starts = [at for (at,) in await kernel.sql("select claimed_at from finished where name = 'work'")]
+    for begun in starts:
+        assert sum(0 <= (at - begun).total_seconds() < 0.5 for at in starts) <= 3
 
 
 async def test_a_stop_gives_prefetched_tasks_back_before_the_grace(kernel):

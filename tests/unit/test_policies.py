@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harvest_core.claim.planner import plan
 from harvest_core.claim.statement import claim_statement, clause_text, verdict_statement
 from harvest_core.errors import HookError
-from harvest_core.model import Clause, Skip, Tick, Turn, Worker
+from harvest_core.model import Budget, Clause, LaneLimit, Skip, Tick, Turn, Worker
 from harvest_core.plugin import Plugin, hookimpl
 from harvest_core.policies import Attributed, Policies, implementation_problems
 
@@ -121,6 +121,10 @@ BAD_ANSWERS = {
     "no name": ({"skips": [Skip("", ["x"])]}, "a skip names the activity ''; expected its name"),
     "no reason": ({"skips": [Skip("a", [])]}, "the skip of 'a' gives no reason; every refusal has words"),
     "a blank reason": ({"skips": [Skip("a", [""])]}, "the skip of 'a' gives no reason; every refusal has words"),
+    "a budget of no time": (
+        {"skips": [Skip("a", ["x"], at_most=Budget("p:a", starts=1, period=1e-9))]},
+        "the budget 'p:a' has period 1e-09; expected seconds, at least 0.001",
+    ),
     "no text": ({"clauses": [clause(" ")]}, "filter_clause: a clause has no text"),
     "a missing value": (
         {"clauses": [clause("r.id = {a} or r.id = {least}")]},
@@ -172,6 +176,38 @@ def test_a_bad_order_names_plugin_and_hook(turns, detail):
         plan(Policies.of({"ordering": ordering}), TICK)
     assert (caught.value.plugin, caught.value.hook) == ("ordering", "order_queues")
     assert detail in caught.value.detail
+
+
+class Lanes(Plugin):
+    slug = "lanes"
+    limits = ()
+
+    def lanes(self):
+        return self.limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "detail"),
+    [
+        ([LaneLimit("")], "the lane name '' is none; expected what stands before the first slash of a lane"),
+        ([LaneLimit("a/b")], "the lane name 'a/b' is none; expected what stands before the first slash of a lane"),
+        ([LaneLimit("a", None)], "the lane name 'a' has neither concurrency nor starts; give one of them"),
+        ([LaneLimit("a", 0)], "the lane name 'a' has concurrency 0; expected a whole number of 31 bits, at least 1"),
+        ([LaneLimit("a", starts=0)], "the lane name 'a' has starts 0; expected a whole number of 31 bits, at least 1"),
+        (
+            [LaneLimit("a", None, 1, float("nan"))],
+            "the lane name 'a' has period nan; expected seconds, at least 0.001",
+        ),
+        ([LaneLimit("a"), LaneLimit("a", 2)], "the lane name 'a' is limited twice"),
+    ],
+)
+def test_a_bad_lane_limit_names_its_plugin(limits, detail):
+    """A limit that could not be kept is told to the worker that brings it, before it is written (K4)."""
+    lanes = Lanes()
+    lanes.limits = limits
+    with pytest.raises(HookError) as caught:
+        Policies.of({"lanes": lanes}).lanes()
+    assert str(caught.value) == f"plugin 'lanes', hook lanes: {detail}"
 
 
 def test_facts_pass_through_json():

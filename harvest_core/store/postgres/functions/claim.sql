@@ -105,7 +105,13 @@ begin
                 turns := turns || slot.turn;
                 exit slots when cardinality(taken) = n;
             else
-                if pool = 'suspect' then
+                if pool = 'suspect' and befores[best] is not null then
+                    open one for
+                        select t.id, t.priority, t.scheduled_at from {schema}.tasks t
+                        where t.route_id = routes[best] and t.state = 'suspect' and t.priority = priorities[best]
+                          and t.scheduled_at > afters[best] and t.scheduled_at <= befores[best]
+                        order by t.scheduled_at, t.id limit n for update skip locked;
+                elsif pool = 'suspect' then
                     open one for
                         select t.id, t.priority, t.scheduled_at from {schema}.tasks t
                         where t.route_id = routes[best] and t.state = 'suspect'

@@ -14,7 +14,7 @@ begin
         update {schema}.tasks t
         set state = case when t.lane is null then 'pending' else 'blocked' end::{schema}.task_state,
             start_by = case when t.schedule_to_start is not null then (
-                select {schema}.queue_time(r.queue, t.scheduled_at) + make_interval(secs => t.schedule_to_start)
+                select {schema}.queue_time(r.queue, greatest(t.scheduled_at, t.enqueued_at)) + make_interval(secs => t.schedule_to_start)
                 from {schema}.routes r where r.id = t.route_id) end
         where t.id = any(due) returning t.lane
     )

@@ -118,7 +118,7 @@ begin
 end $$;
 
 -- Begin prefetched claims: the attempt counts from now. Returns, of those still held, the attempt and the seconds left to
--- close it. What has become overdue ends instead.
+-- close it. What has become overdue ends instead, and what is of a queue that was paused meanwhile goes back.
 create or replace function {schema}.start_claims(ids bigint[], held_tokens bigint[])
 returns table (task_id bigint, attempt integer, start_to_close double precision) language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -129,10 +129,15 @@ begin
         deadline = least(now() + make_interval(secs => least(t.start_to_close, t.heartbeat)), t.close_by)
     from unnest(ids, held_tokens) o(id, token)
     where t.id = o.id and t.token = o.token and t.prefetched_until is not null and not {schema}.is_overdue(t)
+      and not exists (select from {schema}.routes r join {schema}.queues q on q.name = r.queue
+                      where r.id = t.route_id and q.paused_at is not null)
     returning t.id, t.attempt, least(t.start_to_close, extract(epoch from t.close_by - now())::double precision);
     perform {schema}.end_overdue(array(
         select t.id from unnest(ids, held_tokens) o(id, token)
         join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null));
+    perform {schema}.release(array_agg(t.id), array_agg(t.token)) from unnest(ids, held_tokens) o(id, token)
+    join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null
+    having count(*) > 0;
     if exists (select from {schema}.lane_news) then
         perform {schema}.fill_lanes();
     end if;

@@ -83,6 +83,11 @@ begin
         order by t.priority desc, t.scheduled_at, t.id limit greatest(room, 0) for update skip locked
     ) b;
     update {schema}.tasks t set state = 'pending' where t.id = any(chosen);
+    if room > coalesce(cardinality(chosen), 0)
+            and exists (select from {schema}.tasks t where t.lane = wanted and t.state = 'blocked') then
+        -- Another transaction holds it, and tells nobody if it is rolled back: the next who looks tries again.
+        insert into {schema}.lane_news (lane) values (wanted);
+    end if;
 
     -- A better task that came later takes the place of one that no claim has taken yet.
     loop
@@ -104,7 +109,7 @@ begin
     if most_starts is not null then
         -- Its rate opens it again when the oldest start leaves the window. Of one that has not started yet that is not
         -- known: after a window's length another look will tell.
-        select case when best.id is not null then least(
+        select case when exists (select from {schema}.tasks t where t.lane = wanted and t.state = 'blocked') then least(
             coalesce(opens, now()) + make_interval(secs => span),
             to_timestamp((min(u.key::bigint) + 101) * span / 100)) end
         into opens from jsonb_each_text(memory.used) u;

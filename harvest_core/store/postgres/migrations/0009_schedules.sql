@@ -22,7 +22,9 @@ create table {schema}.schedules (
     last_task_id bigint,
     task_ids bigint[] not null default '{{}}',  -- its tasks that may be unfinished
     error text,
-    check ((cron is null) <> (every is null))
+    check ((cron is null) <> (every is null)),
+    -- What every worker can read: one row that none can read would stop all schedules.
+    check (least(counts_from, next_at) >= '0002-01-01' and greatest(counts_from, next_at) < '9000-01-01')
 );
 create index schedules_next on {schema}.schedules (next_at) where paused_at is null and undeclared_at is null;
 
