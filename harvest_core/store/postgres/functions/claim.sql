@@ -47,14 +47,13 @@ declare
     claim_token bigint;
     charged integer[];
     full_route boolean;
-    moment timestamptz := now();
+    moment timestamptz;
     claimed_count integer;
 begin
     if counts is not null then
         counts := {schema}.budget_counts(counts, budgets, concurrencies, budget_starts, periods, group_names, cap_groups,
                                          cap_counters);
         charged := array_fill(0, array[cardinality(counts)]);
-        moment := clock_timestamp();
     end if;
     for i in reverse cardinality(routes) .. 1 loop
         firsts[lanes[i]] := i;
@@ -162,6 +161,7 @@ begin
         return;
     end if;
 
+    moment := clock_timestamp();  -- and not now(): a cursor may have found what was freed after this statement began
     if budgets is not null then
         update {schema}.budgets b
         set used = {schema}.window_add(b.used, periods[k.k], array_fill(moment, array[charged[k.k]]))
@@ -175,8 +175,8 @@ begin
         set state = 'running', token = claim_token, worker_id = worker, details = null,
             attempt = t.attempt + case when prefetch is null then 1 else 0 end,
             claimed_at = case when prefetch is null then moment end,
-            prefetched_until = now() + make_interval(secs => prefetch),
-            deadline = least(now() + make_interval(secs => coalesce(prefetch, least(t.start_to_close, t.heartbeat))),
+            prefetched_until = moment + make_interval(secs => prefetch),
+            deadline = least(moment + make_interval(secs => coalesce(prefetch, least(t.start_to_close, t.heartbeat))),
                              t.close_by)
         where t.id = any(taken) and (t.start_by is null and t.close_by is null or not {schema}.is_overdue(t))
         returning t.*, array_position(taken, t.id) as n
