@@ -103,8 +103,8 @@ class HarvestTable:
 
     @property
     def listens(self) -> bool:
-        """Whether a worker hears of what it should do; a pooler keeps no connection that could listen."""
-        return self.notify and not self.pooler
+        """Whether a worker hears of what it should do: neither a pooler nor SQLite keeps what could listen."""
+        return self.notify and not self.pooler and not (self.dsn or "").startswith("sqlite:")
 
 
 @attrs.frozen
