@@ -44,7 +44,8 @@ def migrate(*, source: Source, as_sql: bool, since: int | None, as_json: bool) -
     ran, version = asyncio.run(_migrate(build))
     schema = build.config.harvest.schema
     lines = [line(f"ran {name}") for name in ran]
-    lines.append(line(f"schema {schema!r} is at version {version}{'' if ran else '; nothing to run'}"))
+    place = "the SQLite file" if build.backend is SQLITE else f"schema {schema!r}"
+    lines.append(line(f"{place} is at version {version}{'' if ran else '; nothing to run'}"))
     answer({"schema": schema, "ran": ran, "version": version}, *lines, as_json=as_json)
 
 

@@ -160,8 +160,8 @@ class SqliteDatabase(Database):
                 for statement in text.split(";\n"):
                     at.change(statement)
                 at.change(f"pragma application_id = {_APPLICATION}")
-                at.change(f"pragma user_version = {VERSION}")
                 self.created = True
+            at.change(f"pragma user_version = {VERSION}")  # a write each time: a file that takes none is told here
         with suppress(sqlite3.OperationalError):  # others have it open for the first time too; the next one who opens
             self._connection.execute("pragma journal_mode = wal")
 
