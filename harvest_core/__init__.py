@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harvest_core.client import Client, Task
     from harvest_core.enqueue import Call
     from harvest_core.errors import (
+        BackendError,
         BuildError,
         DatabaseUnavailableError,
         EnqueueError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from harvest_core.worker.worker import Worker
 
 __all__ = [
+    "BackendError",
     "BuildError",
     "Call",
     "ClaimedTask",

@@ -24,7 +24,7 @@ from harvest_core.payloads import Payloads
 from harvest_core.plugin import Plugin
 from harvest_core.policies import Policies, implementation_problems
 from harvest_core.schedule import Schedule
-from harvest_core.store.backend import POSTGRESQL, Backend, backend_of
+from harvest_core.store.backend import PAGE, POSTGRESQL, SQLITE, Backend, backend_of, file_fault
 
 _log = logging.getLogger("harvest")
 
@@ -190,13 +190,16 @@ def build(
     table = setup.config.harvest
     backend = backend_of(table.dsn)
     if backend is None:
-        hint = "write postgresql://user@host/name, or leave it out for an embedded PostgreSQL"
+        hint = "write postgresql://user@host/name or sqlite:///tasks.db, or leave it out for an embedded PostgreSQL"
         problems.append(Problem("backend.unknown", "harvest.dsn", "names no backend Harvest knows", hint))
+    elif backend is SQLITE and (fault := file_fault(table.dsn or "")):
+        problems.append(Problem("backend.no-file", "harvest.dsn", fault, "write sqlite:///tasks.db"))
     for plugin in setup.plugins.values():
         problems += implementation_problems(plugin)
     usable = {slug: plugin for slug, plugin in setup.plugins.items() if not implementation_problems(plugin)}
     policies = Policies.of(usable, table.order_owner)
     problems += _feature_problems(setup.plugins.values(), backend or POSTGRESQL)
+    problems += _lacking_problems(activities.values(), setup.config.worker.prefetch, backend or POSTGRESQL)
     problems += _owner_problems(policies, table.order_owner)
     problems += _option_problems(setup.plugins.values(), activities.values())
     codec, found = codec_of(setup.plugins.values())
@@ -272,11 +275,24 @@ def _feature_problems(plugins: Sequence[Plugin] | Any, backend: Backend) -> list
             "backend.missing-feature",
             f"plugin {plugin.slug!r}",
             f"{plugin.slug} needs {feature}; the {backend.name} backend offers only {offered}",
-            "use PostgreSQL, or disable the plugin; see docs/explanation/backends.md",
+            f"use PostgreSQL, or disable the plugin; see {PAGE}",
         )
         for plugin in plugins
         for feature in sorted(plugin.needs - backend.features)
     ]
+
+
+def _lacking_problems(activities: Iterable[Activity], prefetch: int, backend: Backend) -> list[Problem]:
+    found = [
+        (f"activity {activity.name!r}", option)
+        for activity in activities
+        for option in sorted(backend.lacks)
+        if getattr(activity, option, None) is not None
+    ]
+    if prefetch and "prefetch" in backend.lacks:
+        found.append(("worker.prefetch", "prefetch"))
+    hint = "take it out, or use PostgreSQL"
+    return [Problem("backend.missing-feature", where, backend.refusal(option), hint) for where, option in found]
 
 
 def _owner_problems(policies: Policies, chosen: str | None) -> list[Problem]:

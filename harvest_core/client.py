@@ -155,6 +155,8 @@ class Client(ScheduleClient):
     ) -> list[Task]:
         """Enqueue many tasks in one statement, all or none, and return their handles in order."""
         harvest = self._build.config.harvest
+        if connection is not None:
+            self._build.backend.require("connection=")
         own = None if connection is None else lent(connection, psycopg.AsyncConnection, harvest.schema)
         tasks = [new_task(self._build, call) for call in calls]
         if not tasks:
@@ -265,6 +267,7 @@ class Client(ScheduleClient):
         Raises:
             HarvestError: one of these cannot be used, or the client is not open.
         """
+        self._build.backend.require("a claimer")
         return Claimer(self.database, direct_build(self._build, queues, filters, lease), activities, sleep=self._sleep)
 
     async def pause_queue(self, queue: str) -> None:

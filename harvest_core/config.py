@@ -83,7 +83,7 @@ class HarvestTable:
 
     Args:
         app: where commands find the app, as `module:attribute`.
-        dsn: address of the database; None for the embedded server. Shown without its password.
+        dsn: address of the database, a server or a SQLite file; None for the embedded one. Shown without its password.
         schema: the database schema that holds everything.
         plugins: the enabled plugins: names of entry points, or plugin objects where the configuration is a mapping.
         order_owner: the plugin that orders queues where two of the enabled ones could.
@@ -103,8 +103,8 @@ class HarvestTable:
 
     @property
     def listens(self) -> bool:
-        """Whether a worker hears of what it should do; a pooler keeps no connection that could listen."""
-        return self.notify and not self.pooler
+        """Whether a worker hears of what it should do: neither a pooler nor SQLite keeps what could listen."""
+        return self.notify and not self.pooler and not (self.dsn or "").startswith("sqlite:")
 
 
 @attrs.frozen

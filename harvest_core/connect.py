@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 from harvest_core.build import Build
 from harvest_core.config import Config
-from harvest_core.errors import HarvestError
-from harvest_core.store.backend import SQLITE
+from harvest_core.store.backend import SQLITE, file_of
 from harvest_core.store.postgres import embedded, migrate
 from harvest_core.store.postgres.database import Database
+from harvest_core.store.sqlite import SqliteDatabase
 
 _log = logging.getLogger("harvest")
 
@@ -30,11 +30,23 @@ async def connected(build: Build, *, size: int = 4) -> AsyncIterator[Database]:
         DatabaseUnavailableError, SchemaError: each says what to do.
     """
     if build.backend is SQLITE:
-        msg = "the SQLite backend cannot run tasks in this version; set harvest.dsn to a PostgreSQL, or leave it out"
-        raise HarvestError(msg)
+        async with opened_file(build.config) as file:
+            yield file
+        return
     async with opened(build.config, size=size) as database:
         await migrate.require_newest(database)
         yield database
+
+
+@asynccontextmanager
+async def opened_file(config: Config) -> AsyncIterator[SqliteDatabase]:
+    """Give the configured SQLite file, made where there is none."""
+    database = SqliteDatabase(file_of(config.harvest.dsn or "", config.directory))
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 @asynccontextmanager

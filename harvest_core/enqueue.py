@@ -75,6 +75,13 @@ def new_task(build: Build, call: Call) -> NewTask:
     if activity is not None and activity.local:
         msg = f"{name!r} is a local activity: it runs inline in a workflow and is never enqueued"
         raise LocalActivityError(msg)
+    for option in sorted(build.backend.lacks):
+        if options.get(option) is not None:
+            msg = f"enqueue of {name!r}: {build.backend.refusal(option)}"
+            raise EnqueueError(msg)
+    if build.backend.lacks and options.get("on_conflict") == "replace":
+        msg = f"enqueue of {name!r}: {build.backend.refusal('on_conflict replace')}"
+        raise EnqueueError(msg)
     args, kwargs = build.payloads.stored_arguments(name, call.args, call.kwargs)
     traits = _stamped(build, name, options)
     return NewTask(

@@ -59,6 +59,10 @@ class BuildError(HarvestError):
         return "\n".join(lines)
 
 
+class BackendError(HarvestError):
+    """The backend has no means for what was asked; the message names the page that says why."""
+
+
 class EnqueueError(HarvestError):
     """A task cannot be enqueued as asked; nothing was written."""
 

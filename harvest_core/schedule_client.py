@@ -76,7 +76,7 @@ class ScheduleClient:
         Raises:
             ScheduleNotFoundError: there is none of that name.
         """
-        if not await self._called("pause_schedule", name):
+        if not await store.pause_schedule(self.database, name):
             await self._refuse_unknown(name)
 
     async def resume_schedule(self, name: str) -> bool:
@@ -85,7 +85,7 @@ class ScheduleClient:
         Raises:
             ScheduleNotFoundError: there is none of that name.
         """
-        resumed = await self._called("resume_schedule", name)
+        resumed = await store.resume_schedule(self.database, name)
         if not resumed:
             await self._refuse_unknown(name)
         return resumed
@@ -98,9 +98,7 @@ class ScheduleClient:
         """
         await self._refuse_unknown(name)
         notify = self._build.config.harvest.notify
-        rows = await self.database.fetch("select {schema}.trigger_schedule(%s::text, %s::boolean)", [name, notify])
-        found: int | None = rows[0][0]
-        return found
+        return await store.trigger_schedule(self.database, name, notify=notify)
 
     async def delete_schedule(self, name: str) -> None:
         """Remove a schedule; its tasks stay.
@@ -109,14 +107,10 @@ class ScheduleClient:
             ScheduleNotFoundError: there is none of that name.
             ScheduleError: live workers declare it, and would again.
         """
-        if not await self._called("delete_schedule", name):
+        if not await store.delete_schedule(self.database, name):
             await self._refuse_unknown(name)
             msg = f"schedule {name!r} is declared in the code of live workers: take it out there, or pause it"
             raise ScheduleError(msg)
-
-    async def _called(self, function: str, name: str) -> bool:
-        rows = await self.database.fetch("select {schema}." + function + "(%s::text)", [name])
-        return bool(rows[0][0])
 
     async def _refuse_unknown(self, name: str) -> None:
         if await store.schedule_status(self.database, name) is None:

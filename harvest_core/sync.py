@@ -172,6 +172,7 @@ class SyncClient:
             return [SyncTask(task.id, task.created, self._client) for task in made]
         build = self._build()
         harvest = build.config.harvest
+        build.backend.require("connection=")
         own = lent(connection, psycopg.Connection, harvest.schema)
         tasks = [new_task(build, call) for call in calls]
         if not tasks:

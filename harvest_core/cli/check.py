@@ -16,11 +16,11 @@ from harvest_core.app import Harvest
 from harvest_core.build import Build
 from harvest_core.cli.locate import Source, database_address, load_app, locating
 from harvest_core.cli.output import answer, inline, json_option, line, problem_document, table
-from harvest_core.connect import opened
+from harvest_core.connect import opened, opened_file
 from harvest_core.errors import BuildError, DatabaseUnavailableError, HookError, Problem, SchemaError
 from harvest_core.model import Tick, Worker
 from harvest_core.probe import probe
-from harvest_core.store.backend import SQLITE
+from harvest_core.store.backend import SQLITE, file_of
 from harvest_core.store.postgres import migrate
 
 
@@ -98,13 +98,11 @@ def _built(app: Harvest) -> tuple[Build | None, list[Problem], list[Problem]]:
 async def _probe(build: Build) -> Probed:
     """Try the clauses as this configuration's worker would; migrate nothing and make no embedded database."""
     config = build.config
-    if build.backend is SQLITE:
-        message = "the SQLite backend cannot run tasks in this version"
-        hint = "set harvest.dsn to a PostgreSQL, or leave it out"
-        return Probed(done=False, note=f"not probed: {message}", problems=[_problem("unready", message, hint)])
     if config.harvest.dsn is None and not (config.directory / ".harvest" / "postgres18" / "data").exists():
         return Probed(done=False, note="not probed: the embedded database will be made at the first start")
     try:
+        if build.backend is SQLITE:
+            return await _file(config)
         async with opened(config, size=1) as database:
             if await migrate.version(database) == 0:
                 note = f"not probed: schema {config.harvest.schema!r} is missing; it will be made at the first start"
@@ -134,8 +132,17 @@ async def _probe(build: Build) -> Probed:
     return Probed(done=False, note="not probed: see the problem below", problems=[problem])
 
 
-def _problem(code: str, message: str, hint: str = "") -> Problem:
-    return Problem(f"database.{code}", "harvest.dsn", message, hint)
+async def _file(config: configuration.Config) -> Probed:
+    """Open the SQLite file, where there is one: it takes no clauses."""
+    path = file_of(config.harvest.dsn or "", config.directory)
+    if path.parent.is_dir() and not path.exists():
+        return Probed(done=False, note=f"not probed: {path.name} will be made at the first start")
+    async with opened_file(config):
+        return Probed(done=True, note="none, the SQLite file takes none")
+
+
+def _problem(code: str, message: str) -> Problem:
+    return Problem(f"database.{code}", "harvest.dsn", message)
 
 
 def _listed(kind: str, problems: Sequence[Problem], style: str) -> list[RenderableType]:

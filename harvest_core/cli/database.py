@@ -9,10 +9,11 @@ import click
 from harvest_core.build import Build
 from harvest_core.cli.locate import Source, client_build, locating
 from harvest_core.cli.output import answer, json_option, json_text, line
-from harvest_core.connect import opened
+from harvest_core.connect import opened, opened_file
 from harvest_core.errors import HarvestError
 from harvest_core.store.backend import SQLITE
 from harvest_core.store.postgres import migrate as migrations
+from harvest_core.store.sqlite.database import VERSION
 
 
 @click.group()
@@ -37,12 +38,14 @@ def migrate(*, source: Source, as_sql: bool, since: int | None, as_json: bool) -
         raise click.UsageError(msg)
     build = client_build(source, offline=as_sql)
     if as_sql:
+        build.backend.require("--sql")
         _print(build.config.harvest.schema, since or 0, as_json=as_json)
         return
     ran, version = asyncio.run(_migrate(build))
     schema = build.config.harvest.schema
     lines = [line(f"ran {name}") for name in ran]
-    lines.append(line(f"schema {schema!r} is at version {version}{'' if ran else '; nothing to run'}"))
+    place = "the SQLite file" if build.backend is SQLITE else f"schema {schema!r}"
+    lines.append(line(f"{place} is at version {version}{'' if ran else '; nothing to run'}"))
     answer({"schema": schema, "ran": ran, "version": version}, *lines, as_json=as_json)
 
 
@@ -60,8 +63,8 @@ def _print(schema: str, since: int, *, as_json: bool) -> None:
 
 async def _migrate(build: Build) -> tuple[list[str], int]:
     if build.backend is SQLITE:
-        msg = "the SQLite backend has no schema in this version; set harvest.dsn to a PostgreSQL, or leave it out"
-        raise HarvestError(msg)
+        async with opened_file(build.config) as file:
+            return ["schema.sql"] if file.created else [], VERSION
     async with opened(build.config, size=1) as database:
         ran = await migrations.migrate(database)
         await migrations.require_newest(database)

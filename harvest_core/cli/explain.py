@@ -27,6 +27,7 @@ def explain(*, source: Source, task_id: int, as_json: bool) -> None:
     Judges the task with the id TASK for every live worker, by the claim's own rules.
     """
     build = app_or_client_build(source)
+    build.backend.require("explain")
     found = asyncio.run(_explain(build, task_id))
     task = found.task
     parts = [line(f"task {task.id} ({task.name}, queue {task.queue}): {found.summary}")]

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 
 import psycopg
-from psycopg.types.json import Jsonb
 
+from harvest_core.errors import DatabaseUnavailableError
 from harvest_core.model import Json
-from harvest_core.store.postgres.database import BEGIN, Database
-from harvest_core.store.postgres.workers import BEAT
+from harvest_core.store.postgres import workers
+from harvest_core.store.postgres.database import Database
 from harvest_core.structure import redacted
 
 _log = logging.getLogger("harvest")
@@ -64,29 +64,19 @@ class Heartbeat:
             self._changed.set()
 
     def _run(self) -> None:
-        connection: psycopg.Connection[tuple[object, ...]] | None = None
-        text = self._database.text(BEAT)
+        beats = workers.beats(self._database, self._worker_id)
         while not self._stopping.is_set():
             begun = self._clock()
             try:
-                if connection is None or connection.closed:
-                    connection = psycopg.connect(self._database.dsn, autocommit=True, prepare_threshold=None)
                 live, seen = self._live
-                values = {"id": self._worker_id, "live": Jsonb(live), "age": begun - seen}
-                if self._database.pooler:
-                    connection.execute(BEGIN)
-                beaten = connection.execute(text, values).fetchone()
-                connection.commit()
-                if beaten is None:
+                if not beats.write(live, begun - seen):
                     self._pruned()
                     break
                 self.last = begun
-            except psycopg.Error as error:
+            except (psycopg.Error, DatabaseUnavailableError) as error:
                 _log.warning("a beat was not written: %s", redacted(str(error)))
-                if connection is not None:
-                    connection.close()
+                beats.close()
             self._stopping.wait(min(_AT_MOST_EVERY, self._interval))
             self._changed.wait(max(0.0, self._interval - _AT_MOST_EVERY))
             self._changed.clear()
-        if connection is not None:
-            connection.close()
+        beats.close()

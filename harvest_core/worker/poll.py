@@ -13,7 +13,6 @@ import psycopg
 
 from harvest_core.claim import turns
 from harvest_core.claim.planner import Plan, plan
-from harvest_core.claim.statement import claim_statement
 from harvest_core.errors import HookError
 from harvest_core.metrics import KernelMetrics
 from harvest_core.model import Attributed, Json, Peer, Skip, Tick, Worker
@@ -187,7 +186,7 @@ class Poller:
 
     async def _claim(self, planned: Plan) -> ClaimResult:
         try:
-            return await tasks.claim(self._database, claim_statement(planned, self._database.quoted))
+            return await tasks.take(self._database, planned)
         except (psycopg.ProgrammingError, UnicodeError) as error:
             # As a rule a value that the driver cannot send: find whose it is.
             for clause, reason in await probe.refusals(self._database, planned.clauses, {}):
@@ -202,7 +201,7 @@ class Poller:
             self._closed, self._closed_until = found, self._clock() + _CLOSED_FOR
             self._metrics.closed_routes.set(len(found))
             closed = attrs.evolve(planned, closed=tuple(sorted(found)))
-            return await tasks.claim(self._database, claim_statement(closed, self._database.quoted))
+            return await tasks.take(self._database, closed)
 
     def _closed_routes(self) -> tuple[int, ...]:
         if self._closed and self._clock() >= self._closed_until:

@@ -505,8 +505,11 @@ def test_migrate(folder: Path, harvest: Harvest, project: str) -> None:
         f"schema 'other' is at version 9999, newer than the {NEWEST} this Harvest knows; "
         "upgrade harvest-core here, or point the DSN at another database"
     )
-    assert harvest("db", "migrate", "--set", "harvest.dsn=sqlite:///x.db").error == (
-        "the SQLite backend has no schema in this version; set harvest.dsn to a PostgreSQL, or leave it out"
+    file = ("db", "migrate", "--set", "harvest.dsn=sqlite:///x.db")
+    assert harvest(*file).out == "ran schema.sql\nthe SQLite file is at version 1\n"
+    assert harvest(*file).out == "the SQLite file is at version 1; nothing to run\n"
+    assert harvest(*file, "--sql").error == (
+        "--sql needs PostgreSQL; the sqlite backend offers only order, and docs/explanation/backends.md says why"
     )
 
 
@@ -654,7 +657,7 @@ def test_check_probes_the_clauses(folder: Path, harvest: Harvest, harvest_databa
             "postgresql://u:secret@127.0.0.1:1/x",
             "database.away  harvest.dsn: the database at 127.0.0.1:1/x cannot be used: ",
         ),
-        ("sqlite:///x.db", "database.unready  harvest.dsn: the SQLite backend cannot run tasks in this version ("),
+        ("sqlite:///no/x.db", "database.away  harvest.dsn: the SQLite file "),
     ],
 )
 def test_check_of_a_database_that_cannot_be_used(folder: Path, harvest: Harvest, dsn: str, problem: str) -> None:
@@ -664,6 +667,23 @@ def test_check_of_a_database_that_cannot_be_used(folder: Path, harvest: Harvest,
     assert said.code == 1
     assert said.out.partition("1 problem\n  ")[2].startswith(problem)
     assert "secret" not in said.out + said.err
+
+
+def test_check_of_a_sqlite_file(folder: Path, harvest: Harvest) -> None:
+    """B2: the check makes no file; explain names the page that says why it is left out."""
+    write(folder, "shop.py", PLAIN)
+    file = ("--set", "harvest.dsn=sqlite:///x.db", "--app", "shop:app")
+    said = harvest("check", "--json", *file)
+    assert (said.code, said.json["probe"]) == (
+        0,
+        {"done": False, "note": "not probed: x.db will be made at the first start"},
+    )
+    assert not (folder / "x.db").exists()
+    harvest("db", "migrate", *file)
+    assert harvest("check", "--json", *file).json["probe"] == {"done": True, "note": "none, the SQLite file takes none"}
+    assert harvest("explain", "1", *file).error == (
+        "explain needs PostgreSQL; the sqlite backend offers only order, and docs/explanation/backends.md says why"
+    )
 
 
 def test_check_makes_no_embedded_database(folder: Path, harvest: Harvest) -> None:

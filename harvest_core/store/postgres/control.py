@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import singledispatch
 from typing import Any
 
 import attrs
@@ -41,6 +42,7 @@ class Cancelled:
     asked: int
 
 
+@singledispatch
 async def cancel(database: Database, selection: Selection, reason: str) -> Cancelled:
     """Cancel tasks.
 
@@ -51,6 +53,7 @@ async def cancel(database: Database, selection: Selection, reason: str) -> Cance
     return Cancelled(*(await _fetch(database, text, {**attrs.asdict(selection), "reason": reason}))[0])
 
 
+@singledispatch
 async def retry(database: Database, selection: Selection, states: Sequence[str], since: datetime | None) -> list[int]:
     """Put finished tasks back and return their ids; one whose key another task has by now stays.
 
@@ -71,11 +74,13 @@ async def retry(database: Database, selection: Selection, states: Sequence[str],
     return [row[0] for row in await _fetch(database, text, values)]
 
 
+@singledispatch
 async def pause_queue(database: Database, queue: str) -> None:
     """Pause a queue for every claim that starts from now on."""
     await database.fetch("select {schema}.pause_queue(%s::text)", [queue])
 
 
+@singledispatch
 async def resume_queue(database: Database, queue: str) -> bool:
     """Resume a queue; False where it was not paused."""
     return bool((await database.fetch("select {schema}.resume_queue(%s::text)", [queue]))[0][0])

@@ -203,11 +203,11 @@ class UnreadableJson(str):
 
 
 async def _read_json_with_care(connection: psycopg.AsyncConnection[Any]) -> None:
-    set_json_loads(_loads, connection)
+    set_json_loads(loads_with_care, connection)
 
 
-def _loads(text: str | bytes) -> Any:
-    # One value that cannot be read must not take the other rows of its answer with it.
+def loads_with_care(text: str | bytes) -> Any:
+    """Return what JSON says: one value that cannot be read must not take the other rows of its answer with it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

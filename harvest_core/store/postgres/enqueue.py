@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
+from functools import cache, singledispatch
 from typing import Any
 
 import attrs
@@ -56,6 +56,7 @@ _ENQUEUE = (
 _COLUMNS = tuple(field.name for field in attrs.fields(NewTask))
 
 
+@singledispatch
 async def enqueue_many(
     database: Database,
     tasks: Sequence[NewTask],

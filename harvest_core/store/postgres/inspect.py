@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import singledispatch
 from typing import Any
 
 import attrs
@@ -106,6 +107,7 @@ from depths d full join paused p using (name) order by name
 """
 
 
+@singledispatch
 async def task_status(database: Database, task_id: int) -> TaskStatus | None:
     """Return a task as it stands, or None where no task of that id is known."""
     rows = await database.fetch(_STATUS, {"id": task_id})
@@ -120,6 +122,7 @@ async def due_for(database: Database, task_id: int) -> float:
     return float(rows[0][0]) if rows else 0.0
 
 
+@singledispatch
 async def route_depths(database: Database) -> list[RouteDepth]:
     """Return the depth of every route that has pending tasks. Reads every pending task's index entry."""
     rows = await database.fetch(_DEPTHS)
@@ -146,6 +149,7 @@ async def budget_room(database: Database, budget: Budget, activities: Sequence[s
     return int((await database.fetch(text, values))[0][0])
 
 
+@singledispatch
 async def queue_states(database: Database) -> list[QueueStatus]:
     """Return the queues that have pending tasks or are paused, by name. Reads every pending task's index entry."""
     return [QueueStatus(*row) for row in await database.fetch(_QUEUES)]

@@ -36,7 +36,9 @@ async def refusals(
         clauses: the clauses of one worker's claim.
         samples: by plugin slug, traits to try its clauses on beside those of the present routes.
     """
-    found = []
+    found: list[tuple[Attributed, str]] = []
+    if not clauses:
+        return found
     async with database.connection_of_its_own() as connection:
         for clause in clauses:
             traits = [{}, *({clause.plugin: trait} for trait in samples.get(clause.plugin, ()))]

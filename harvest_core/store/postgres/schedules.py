@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import singledispatch
 from typing import Any
 
 import attrs
@@ -124,6 +125,7 @@ _STATUS = (
 )
 
 
+@singledispatch
 async def put_schedules(database: Database, schedules: Sequence[NewSchedule]) -> list[str]:
     """Write schedules, all or none, and return the names of those that were new or changed."""
     entries = [
@@ -134,6 +136,7 @@ async def put_schedules(database: Database, schedules: Sequence[NewSchedule]) ->
     return [row[0] for row in rows]
 
 
+@singledispatch
 async def declare(database: Database, worker_id: str, schedules: Sequence[NewSchedule]) -> list[str]:
     """Have a worker declare schedules, write those that are new or changed, and return their names."""
     names = [one.name for one in schedules]
@@ -142,6 +145,7 @@ async def declare(database: Database, worker_id: str, schedules: Sequence[NewSch
     return await put_schedules(database, schedules)
 
 
+@singledispatch
 async def due_schedules(
     database: Database, batch: int, without: Sequence[int]
 ) -> tuple[list[DueSchedule], float | None]:
@@ -163,6 +167,7 @@ Fired = tuple[list[int], str | None]
 """Ids of the new tasks, and why they could not be enqueued, if so."""
 
 
+@singledispatch
 async def fire(database: Database, firings: Sequence[Firing], *, notify: bool) -> dict[str, Fired]:
     """Enqueue ticks and move the schedules on, in one transaction.
 
@@ -184,12 +189,44 @@ async def fire(database: Database, firings: Sequence[Firing], *, notify: bool) -
     return {name: (ids, fault) for name, ids, fault in rows}
 
 
+@singledispatch
 async def schedule_statuses(database: Database) -> list[ScheduleStatus]:
     """Return every schedule by name."""
     return [ScheduleStatus(*row) for row in await database.fetch(_STATUS + "order by s.name")]
 
 
+@singledispatch
 async def schedule_status(database: Database, name: str) -> ScheduleStatus | None:
     """Return a schedule, or None where there is none of that name."""
     rows = await database.fetch(_STATUS + "where s.name = %s", [name])
     return ScheduleStatus(*rows[0]) if rows else None
+
+
+@singledispatch
+async def pause_schedule(database: Database, name: str) -> bool:
+    """Pause a schedule; False where there is none of that name."""
+    return bool(await _called(database, "pause_schedule", name))
+
+
+@singledispatch
+async def resume_schedule(database: Database, name: str) -> bool:
+    """Resume a schedule; False where none of that name is paused."""
+    return bool(await _called(database, "resume_schedule", name))
+
+
+@singledispatch
+async def delete_schedule(database: Database, name: str) -> bool:
+    """Remove a schedule; False where there is none, or where live workers would only declare it again."""
+    return bool(await _called(database, "delete_schedule", name))
+
+
+@singledispatch
+async def trigger_schedule(database: Database, name: str, *, notify: bool) -> int | None:
+    """Enqueue a task of a schedule now and return its id; None where its overlap policy leaves no room."""
+    rows = await database.fetch("select {schema}.trigger_schedule(%s::text, %s::boolean)", [name, notify])
+    found: int | None = rows[0][0]
+    return found
+
+
+async def _called(database: Database, function: str, name: str) -> Any:
+    return (await database.fetch("select {schema}." + function + "(%s::text)", [name]))[0][0]

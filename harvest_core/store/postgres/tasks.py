@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import singledispatch
 from typing import Any
 
 import attrs
 import psycopg
 
-from harvest_core.claim.statement import Statement
+from harvest_core.claim.planner import Plan
+from harvest_core.claim.statement import Statement, claim_statement
 from harvest_core.model import Route
 from harvest_core.store.postgres.database import Database, UnreadableJson
 
@@ -95,17 +97,24 @@ _RETRY = (
 _RELEASE = "select * from {schema}.release(%(ids)s::bigint[], %(tokens)s::bigint[])"
 
 
+@singledispatch
+async def take(database: Database, plan: Plan) -> ClaimResult:
+    """Claim what a plan lets."""
+    return await claim(database, claim_statement(plan, database.quoted))
+
+
 async def claim(database: Database, statement: Statement) -> ClaimResult:
     """Run a claim."""
     async with database.connection() as connection:
         cursor = await connection.execute(statement.text.encode(), statement.values)
         rows = await cursor.fetchall()
     waiting, registered = rows[0][:2]
-    claims = tuple(_claim(row[2:14], row[14:18]) for row in rows if row[2] is not None)
+    claims = tuple(made_claim(row[2:14], row[14:18]) for row in rows if row[2] is not None)
     return ClaimResult(claims, frozenset(waiting or ()), registered)
 
 
-def _claim(values: Sequence[Any], identity: Sequence[Any]) -> Claim:
+def made_claim(values: Sequence[Any], identity: Sequence[Any]) -> Claim:
+    """Return a claim from its values, the route apart, and its route's; one whose JSON cannot be read has a fault."""
     route = Route(0, *identity)  # the claim has no use for the route's id
     found = Claim(route, *values)
     unreadable = [value for value in (found.args, found.kwargs, route.traits) if isinstance(value, UnreadableJson)]
@@ -116,6 +125,7 @@ def _claim(values: Sequence[Any], identity: Sequence[Any]) -> Claim:
     )
 
 
+@singledispatch
 async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Outcome]]) -> set[int]:
     """Write outcomes in batches by kind and return the ids written; an id that is missing was lost to another holder.
 
@@ -137,6 +147,7 @@ async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Out
     return written
 
 
+@singledispatch
 async def release_unknown(database: Database, worker_id: str, known: Collection[int]) -> int:
     """Give back claims that stand in a worker's name and that it does not know; return how many.
 
@@ -150,6 +161,7 @@ async def release_unknown(database: Database, worker_id: str, known: Collection[
     return len(await database.fetch(text, {"worker": worker_id, "known": list(known)}))
 
 
+@singledispatch
 async def heartbeat(database: Database, claim: Claim, details: str | None) -> bool:
     """Prove that a claim's attempt lives; False when the claim was lost."""
     text = "select {schema}.heartbeat(%(id)s::bigint, %(token)s::bigint, %(details)s::text::jsonb)"
@@ -175,6 +187,7 @@ class Promoted:
     suspects: bool
 
 
+@singledispatch
 async def promote(database: Database) -> Promoted:
     """Move due tasks to pending, or into their lanes."""
     return Promoted(*(await database.fetch("select * from {schema}.promote_due(%s::integer)", [PROMOTE_BATCH]))[0])
@@ -197,12 +210,14 @@ class Rescued:
     overdue: int
 
 
+@singledispatch
 async def rescue(database: Database, batch: int = 1000, slack: float = 1.0, max_crashes: int = 3) -> Rescued:
     """Take back claims of dead workers and end what is out of time, at most batch of each kind."""
     text = "select * from {schema}.rescue_tasks(%s::integer, %s::float8, %s::integer)"
     return Rescued(*(await _fetch_finishing(database, text, [batch, slack, max_crashes]))[0])
 
 
+@singledispatch
 async def asked_to_stop(database: Database, worker_id: str) -> set[int]:
     """Return the tasks that a worker runs and that were cancelled."""
     text = (
@@ -224,11 +239,13 @@ async def start_claims(database: Database, claims: Sequence[Claim]) -> list[Clai
     ]
 
 
+@singledispatch
 async def extend_finished(database: Database, days: int = 7) -> int:
     """Make the partitions of `finished` for the days ahead; return how many were made."""
     return int((await database.fetch("select {schema}.extend_finished(%s::integer)", [days]))[0][0])
 
 
+@singledispatch
 async def prune_finished(database: Database, keep: float) -> int | None:
     """Drop the partitions of `finished` that are older than keep seconds; None where someone was in the way."""
     try:
@@ -237,11 +254,13 @@ async def prune_finished(database: Database, keep: float) -> int | None:
         return None
 
 
+@singledispatch
 async def remove_leftovers(database: Database) -> int:
     """Remove expired keys and the memory of idle lanes; return how many."""
     return int((await database.fetch("select {schema}.remove_leftovers()"))[0][0])
 
 
+@singledispatch
 async def remove_idle_routes(database: Database) -> int | None:
     """Remove routes without tasks; None where an open enqueue was in the way, in which case nothing changed."""
     async with database.connection() as connection, connection.transaction():

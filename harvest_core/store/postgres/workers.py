@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import singledispatch
 from typing import Any
 
 import attrs
+import psycopg
 from psycopg.types.json import Jsonb
 
 from harvest_core.model import Activity, Json, LaneLimit, Peer, Retry, Worker
-from harvest_core.store.postgres.database import Database
+from harvest_core.store.postgres.database import BEGIN, Database
 
 BEAT = (
     "update {schema}.workers set beaten_at = now(), live = %(live)s, live_at = now() - make_interval(secs => %(age)s) "
@@ -85,6 +87,7 @@ class WorkerRow:
         return Peer(self.worker, 0 if self.draining else max(0, self.concurrency - self.running))
 
 
+@singledispatch
 async def register(
     database: Database,
     worker: Worker,
@@ -118,6 +121,7 @@ async def register(
     )
 
 
+@singledispatch
 async def publish_activities(database: Database, activities: Iterable[Activity]) -> None:
     """Publish the defaults of activities for enqueues from plain SQL; unchanged ones are not written."""
     async with database.connection() as connection, connection.transaction():
@@ -159,6 +163,7 @@ async def publish_lane_limits(database: Database, limits: Sequence[LaneLimit]) -
     await database.fetch(_PUBLISH_LANES, values)
 
 
+@singledispatch
 async def mark(database: Database, worker_id: str, *, asleep: bool | None = None, draining: bool | None = None) -> None:
     """Mark a worker asleep (an enqueue should wake it) or draining; None leaves a mark as it is."""
     await database.fetch(
@@ -168,9 +173,45 @@ async def mark(database: Database, worker_id: str, *, asleep: bool | None = None
     )
 
 
+@singledispatch
 async def remove(database: Database, worker_id: str) -> None:
     """Remove a worker's row; a claim it still holds is rescued by others."""
     await database.fetch("delete from {schema}.workers where id = %s returning 1", [worker_id])
+
+
+class Beats:
+    """Writes the beats of one worker, from the thread that calls and on a connection of its own.
+
+    Args:
+        database: names the server and the schema.
+        worker_id: whose row.
+    """
+
+    def __init__(self, database: Database, worker_id: str) -> None:
+        self._database, self._worker_id, self._text = database, worker_id, database.text(BEAT)
+        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def write(self, live: Mapping[str, Json], age: float) -> bool:
+        """Write a beat with live facts of so many seconds ago; False where the row is gone."""
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self._database.dsn, autocommit=True, prepare_threshold=None)
+        if self._database.pooler:
+            self._connection.execute(BEGIN)
+        values = {"id": self._worker_id, "live": Jsonb(live), "age": age}
+        beaten = self._connection.execute(self._text, values).fetchone()
+        self._connection.commit()
+        return beaten is not None
+
+    def close(self) -> None:
+        """Close the connection; a further beat makes another one."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+@singledispatch
+def beats(database: Database, worker_id: str) -> Beats:
+    """Return what writes a worker's beats."""
+    return Beats(database, worker_id)
 
 
 async def live_workers(database: Database) -> list[WorkerRow]:
