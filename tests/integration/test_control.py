@@ -405,3 +405,38 @@ async def test_what_a_retry_cannot_be_asked(kernel):
         assert str(caught.value) == (
             "retry since datetime.datetime(2026, 1, 1, 0, 0): expected a datetime with a time zone"
         )
+
+
+@pytest.mark.parametrize("what", ["release", "retry", "start", "replace"])
+async def test_a_cancel_of_several_deadlocks_with_no_one(kernel, what):
+    """Whoever takes several tasks takes them in the order of their ids, as a cancel does, even where it ends some."""
+    (first,), (second,) = [await kernel.enqueue(key=key) for key in ("z", "y")]
+    worker = await kernel.claimer("work")
+    claims = [] if what == "replace" else await worker.take(2, prefetch=30.0 if what == "start" else None)
+    if what in ("release", "retry"):
+        await kernel.sql("select * from cancel(array[%s])", [first])
+    if what == "start":
+        await kernel.sql("update tasks set close_by = now(), schedule_to_close = 1 where id = %s", [first])
+    cancel = await kernel.connection(autocommit=False)
+    await cancel.execute("select from tasks where id = %s for update", [first])
+    both = {
+        "release": lambda: tasks.write_outcomes(kernel.database, [(claim, Released()) for claim in claims]),
+        "retry": lambda: tasks.write_outcomes(kernel.database, [(claim, Retried(1.0, "no")) for claim in claims]),
+        "start": lambda: tasks.start_claims(kernel.database, claims[::-1]),
+        "replace": lambda: kernel.sql(
+            "select enqueue_many(array['work', 'work'], array['[]', '[]']::jsonb[], array['{}', '{}']::jsonb[], "
+            "array[null, null], null, null, null, array['y', 'z'], null, null, null, null, "
+            "conflicts => array['replace', 'replace'])"
+        ),
+    }[what]
+    taking = asyncio.create_task(both())
+    watcher = await kernel.connection()
+    waits = "select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+    async def waiting():
+        return (await (await watcher.execute(waits)).fetchone())[0]
+
+    await kernel.until(waiting)
+    await cancel.execute("select from tasks where id = %s for update", [second])
+    await cancel.commit()
+    await taking

@@ -154,7 +154,7 @@ async def release_unknown(database: Database, worker_id: str, known: Collection[
     A claim whose answer was lost on the way is such a one; while its worker lives, no rescue takes it.
     """
     text = (
-        "select {schema}.release(array_agg(t.id), array_agg(t.token)) from {schema}.tasks t "
+        "select {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) from {schema}.tasks t "
         "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) "
         "having count(*) > 0"
     )
@@ -229,7 +229,8 @@ async def asked_to_stop(database: Database, worker_id: str) -> set[int]:
 
 async def start_claims(database: Database, claims: Sequence[Claim]) -> list[Claim]:
     """Begin prefetched claims and return those that are still held, with their attempt."""
-    values = {"ids": [claim.id for claim in claims], "tokens": [claim.token for claim in claims]}
+    in_order = sorted(claims, key=lambda claim: claim.id)  # as a cancel locks them
+    values = {"ids": [claim.id for claim in in_order], "tokens": [claim.token for claim in in_order]}
     text = "select * from {schema}.start_claims(%(ids)s::bigint[], %(tokens)s::bigint[])"
     begun = {task: rest for task, *rest in await _fetch_finishing(database, text, values)}
     return [

@@ -114,11 +114,15 @@ begin
                 raise exception 'harvest: task % (%): its key is taken by task %', conflict.n, conflict.name, conflict.owner
                     using errcode = 'unique_violation', hint = 'Choose another key, or on_conflict ignore or replace.';
             end if;
-            -- Of several in this batch that would replace the same task the last one does.
+            -- Of several in this batch that would replace the same task the last one does. In the order in which a cancel
+            -- locks them, so that the two cannot deadlock.
             for conflict in
-                select distinct on (i.name, i.key) i.* from unnest(names, enqueue_many.keys, ids, owners, conflicts, key_periods)
-                    with ordinality i(name, key, id, owner, policy, period, n)
-                where i.owner <> all(ids) and i.policy = 'replace' order by i.name, i.key, i.n desc
+                select * from (
+                    select distinct on (i.name, i.key) i.*
+                    from unnest(names, enqueue_many.keys, ids, owners, conflicts, key_periods)
+                        with ordinality i(name, key, id, owner, policy, period, n)
+                    where i.owner <> all(ids) and i.policy = 'replace' order by i.name, i.key, i.n desc
+                ) c order by c.owner
             loop
                 -- While this holds the key no one can free it, and the end of its task does not wait for it either.
                 perform from {schema}.keys k

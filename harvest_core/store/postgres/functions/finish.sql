@@ -58,6 +58,8 @@ create or replace function {schema}.retry(
 ) returns setof bigint language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
+    -- All in the order in which a cancel locks them: what follows takes them in parts.
+    perform from {schema}.tasks t where t.id = any(ids) order by t.id for update;
     return query
     with moved as (
         update {schema}.tasks t
@@ -94,6 +96,7 @@ create or replace function {schema}.release(ids bigint[], held_tokens bigint[]) 
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
+    perform from {schema}.tasks t where t.id = any(ids) order by t.id for update;  -- as a cancel locks them
     return query
     update {schema}.tasks t
     set state = case when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state,
@@ -123,6 +126,7 @@ create or replace function {schema}.start_claims(ids bigint[], held_tokens bigin
 returns table (task_id bigint, attempt integer, start_to_close double precision) language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
+    perform from {schema}.tasks t where t.id = any(ids) order by t.id for update;  -- as a cancel locks them
     return query
     update {schema}.tasks t
     set attempt = t.attempt + 1, claimed_at = now(), prefetched_until = null,
@@ -135,7 +139,7 @@ begin
     perform {schema}.end_overdue(array(
         select t.id from unnest(ids, held_tokens) o(id, token)
         join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null));
-    perform {schema}.release(array_agg(t.id), array_agg(t.token)) from unnest(ids, held_tokens) o(id, token)
+    perform {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) from unnest(ids, held_tokens) o(id, token)
     join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null
     having count(*) > 0;
     if exists (select from {schema}.lane_news) then
