@@ -37,7 +37,7 @@ _RECONCILE_EVERY = 15.0
 _MOST_UNWRITTEN = 10_000
 _LOOK_FOR_CANCELLED, _LOOK_FOR_CANCELLED_UNTOLD = 5.0, 1.0
 """Seconds between two looks for cancelled tasks, with and without notifications."""
-_AFTER_GRACE = 1.2
+_AFTER_GRACE = 1.0
 """Seconds that cancelled tasks, the last outcomes and the farewell get after the grace."""
 
 
