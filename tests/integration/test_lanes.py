@@ -146,7 +146,7 @@ async def test_an_open_enqueue_blocks_no_lane(kernel):
 @pytest.mark.matrix
 @pytest.mark.parametrize("limits", [[], [LaneLimit("a", None, starts=1, period=0.2)]])
 async def test_a_transaction_that_is_rolled_back_shuts_no_lane(kernel, limits):
-    """The next task is locked by another as its lane opens, and nobody tells when that lets go: it comes all the same."""
+    """The next task is locked by another as its lane opens, and nobody tells when it lets go: it comes all the same."""
     await workers.publish_lane_limits(kernel.database, limits)
     _, second = await kernel.enqueue(count=2, lane="a")
     await promote(kernel)
