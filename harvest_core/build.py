@@ -196,7 +196,11 @@ def build(
         problems.append(Problem("backend.no-file", "harvest.dsn", fault, "write sqlite:///tasks.db"))
     for plugin in setup.plugins.values():
         problems += implementation_problems(plugin)
-    usable = {slug: plugin for slug, plugin in setup.plugins.items() if not implementation_problems(plugin)}
+    usable = {
+        slug: plugin
+        for slug, plugin in setup.plugins.items()
+        if all(problem.warning for problem in implementation_problems(plugin))
+    }
     policies = Policies.of(usable, table.order_owner)
     problems += _feature_problems(setup.plugins.values(), backend or POSTGRESQL)
     problems += _lacking_problems(activities.values(), setup.config.worker.prefetch, backend or POSTGRESQL)

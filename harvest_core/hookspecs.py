@@ -18,6 +18,12 @@ from harvest_core.model import BuildView, Clause, Json, Skip, Tick, Turn
 PROJECT = "harvest"
 HOOK_API = 1
 """Version of this contract. A plugin states the version it was written for as `hook_api`."""
+OLDEST_HOOK_API = 1
+"""The oldest version whose plugins still work; they are told by a warning of the build if it is not the newest.
+
+What goes is deprecated for one minor version before: its specification carries `warn_on_impl`, an argument
+`warn_on_impl_args`, and each build with a plugin that implements or takes it warns, with the plugin's name.
+"""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -203,6 +203,9 @@ def implementation_problems(plugin: Plugin) -> list[Problem]:
     """Return what is wrong with a plugin's implementations: all faults, where pluggy stops at the first."""
     where = f"plugin {plugin.slug!r}"
     found = []
+    if plugin.hook_api < hookspecs.HOOK_API:
+        message = f"was written for hook API {plugin.hook_api}; it works, and the present one is {hookspecs.HOOK_API}"
+        found.append(Problem("plugin.old-hook-api", where, message, "upgrade the plugin", warning=True))
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     for name in dir(type(plugin)):
         options = manager.parse_hookimpl_opts(plugin, name) if not name.startswith("__") else None
@@ -224,6 +227,7 @@ def implementation_problems(plugin: Plugin) -> list[Problem]:
         if any(options.get(mark) for mark in ("wrapper", "hookwrapper", "tryfirst", "trylast")):
             hint = "remove wrapper, tryfirst and trylast"
             found.append(Problem("plugin.hook-marks", where, f"hook {name}: policies have no order among them", hint))
+        found += _deprecations(where, name, method)
         allowed = set(inspect.signature(specification).parameters)
         unknown = [parameter for parameter in inspect.signature(method).parameters if parameter not in allowed]
         if unknown:
@@ -231,6 +235,18 @@ def implementation_problems(plugin: Plugin) -> list[Problem]:
             message = f"hook {name}: no such argument: {', '.join(unknown)}"
             found.append(Problem("plugin.hook-arguments", where, message, hint))
     return found
+
+
+def _deprecations(where: str, name: str, method: Callable[..., Any]) -> list[Problem]:
+    marks = getattr(getattr(hookspecs, name), f"{hookspecs.PROJECT}_spec")
+    told = {f"hook {name}": marks["warn_on_impl"]} if marks["warn_on_impl"] else {}
+    for argument, warning in (marks["warn_on_impl_args"] or {}).items():
+        if argument in inspect.signature(method).parameters:
+            told[f"hook {name}, argument {argument}"] = warning
+    return [
+        Problem("plugin.deprecated", where, f"{what} goes with the next hook API: {warning}", warning=True)
+        for what, warning in told.items()
+    ]
 
 
 def value_names(text: str) -> set[str]:

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 import attrs
 
 from harvest_core.errors import Problem, near_match
-from harvest_core.hookspecs import HOOK_API
+from harvest_core.hookspecs import HOOK_API, OLDEST_HOOK_API
 from harvest_core.plugin import Plugin
 
 GROUP = "harvest.plugins"
@@ -72,7 +72,7 @@ def class_problem(cls: type[Plugin], name: str, source: str) -> Problem | None:
         hint = "slug, entry point and configuration table are one name of a-z, 0-9 and single _ between them"
         message = f"{source} has the slug {getattr(cls, 'slug', None)!r}"
         return Problem("plugin.slug", where, message, hint)
-    if cls.hook_api != HOOK_API:
+    if not OLDEST_HOOK_API <= cls.hook_api <= HOOK_API:
         newer = "upgrade harvest-core" if cls.hook_api > HOOK_API else "upgrade the plugin"
         message = f"{source} was written for hook API {cls.hook_api}, this Harvest has {HOOK_API}"
         return Problem("plugin.hook-api", where, message, newer)

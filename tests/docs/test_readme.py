@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from harvest_core import config, hookspecs
+from harvest_core.plugin import Plugin
 from harvest_core.policies import HOOKS
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +56,11 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_every_hook_stands_in_the_reference() -> None:
+    """Each hook of the contract and each method of a plugin has its place on the page (P3)."""
+    page = (ROOT / "docs/reference/hooks.md").read_text(encoding="utf-8")
+    assert [hook for hook in HOOKS if f"`{hook}(" not in page] == []
+    public = [name for name in vars(Plugin) if not name.startswith("_") and name not in ("slug", "hook_api", "config")]
+    assert [name for name in public if f"`{name}`" not in page] == []

@@ -265,3 +265,32 @@ def test_verdicts_are_the_same_clauses_as_columns():
 def test_a_sound_plugin_has_no_implementation_problem():
     """The plugins of this file are sound, so that what the others find is theirs."""
     assert implementation_problems(Fixed()) == implementation_problems(Ordering()) == []
+
+
+def test_what_is_deprecated_warns_with_the_plugins_name(monkeypatch):
+    """P3: a hook or an argument that goes, and an older contract, are warnings of the build; the plugin works on."""
+    from harvest_core import Harvest, hookspecs
+
+    class Old(Plugin):
+        slug = "old"
+
+        @hookimpl
+        def publish(self, build):
+            return {}
+
+    marks = dict(hookspecs.publish.harvest_spec)
+    marks |= {
+        "warn_on_impl": DeprecationWarning("use observe"),
+        "warn_on_impl_args": {"build": DeprecationWarning("x")},
+    }
+    monkeypatch.setattr(hookspecs.publish, "harvest_spec", marks)
+    monkeypatch.setattr(hookspecs, "HOOK_API", 2)
+    with pytest.warns(DeprecationWarning, match="use observe"):
+        build = Harvest({"harvest": {"plugins": [Old()]}}).build()
+    assert [str(warning) for warning in build.warnings] == [
+        "plugin.old-hook-api  plugin 'old': was written for hook API 1; it works, and the present one is 2 "
+        "(upgrade the plugin)",
+        "plugin.deprecated  plugin 'old': hook publish goes with the next hook API: use observe",
+        "plugin.deprecated  plugin 'old': hook publish, argument build goes with the next hook API: x",
+    ]
+    assert "old" in build.policies.plugins
