@@ -143,9 +143,9 @@ async def release_unknown(database: Database, worker_id: str, known: Collection[
     A claim whose answer was lost on the way is such a one; while its worker lives, no rescue takes it.
     """
     text = (
-        "select {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) from {schema}.tasks t "
-        "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) "
-        "having count(*) > 0"
+        "select {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) "
+        "from {schema}.tasks t "
+        "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) having count(*) > 0"
     )
     return len(await database.fetch(text, {"worker": worker_id, "known": list(known)}))
 
