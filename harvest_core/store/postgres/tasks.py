@@ -145,7 +145,8 @@ async def release_unknown(database: Database, worker_id: str, known: Collection[
     text = (
         "select {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) "
         "from {schema}.tasks t "
-        "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) having count(*) > 0"
+        "where t.state = 'running' and t.worker_id = %(worker)s::uuid and t.id <> all(%(known)s::bigint[]) "
+        "having count(*) > 0"
     )
     return len(await database.fetch(text, {"worker": worker_id, "known": list(known)}))
 
