@@ -125,10 +125,11 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
             raise EnqueueError(msg)
     for option in ("queue", "key", "lane"):
         value = found.get(option)
-        if value is not None and not (isinstance(value, str) and value.strip() and storable_text(value) == value):
+        too_long = isinstance(value, str) and len(value.encode(errors="replace")) > _TEXT_BYTES
+        if not too_long and value is not None and not _is_plain_text(value):
             msg = f"enqueue of {name!r}: {option} is {value!r}; expected text that is not blank, without NUL"
             raise EnqueueError(msg)
-        if value is not None and len(value.encode()) > _TEXT_BYTES:
+        if too_long:
             msg = f"enqueue of {name!r}: {option} takes more than {_TEXT_BYTES} bytes; use a digest of it"
             raise EnqueueError(msg)
     for option in _SPANS:
@@ -156,3 +157,7 @@ def _kernel_options(name: str, activity: Activity | None, options: Mapping[str, 
         msg = f"enqueue of {name!r}: scheduled_at is {moment!r}; expected a year from 2 to {_LAST_YEAR - 1}"
         raise EnqueueError(msg)
     return found
+
+
+def _is_plain_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and storable_text(value) == value

@@ -178,15 +178,24 @@ def test_a_pid_file_that_names_a_foreign_process_is_removed(directory):
         other.communicate()
 
 
-def test_a_server_started_by_other_means_is_left_alone(directory):
+@pytest.mark.parametrize("looks", [0, 2], ids=["ends at once", "still ending when looked at"])
+def test_a_server_started_by_other_means_is_left_alone(directory, monkeypatch, looks):
     """Where a live server of another maker uses the data, PostgreSQL's own refusal is told, and nothing is removed."""
     lock = directory / "server.lock"
     with embedded.start(directory, settings=FAST) as server:
         pid = postmaster(directory)
         shutil.rmtree(conninfo_to_dict(server.dsn)["host"])
         lock.rename(directory / "kept.lock")
+        seen = [False, *[True] * looks]  # before the launch, then while the refused server ends
+        if looks:
+            runs = embedded._Cluster.runs
+            monkeypatch.setattr(
+                embedded._Cluster, "runs", property(lambda self: seen.pop(0) if seen else runs.fget(self))
+            )
         with pytest.raises(DatabaseUnavailableError, match=r'lock file "postmaster\.pid" already exists'):
             embedded.start(directory, settings=FAST)
+        monkeypatch.undo()
+        assert "shutdown request" not in (directory / "server.log.previous").read_text()
         assert postmaster(directory) == pid
         (directory / "kept.lock").rename(lock)
         assert is_running(directory)

@@ -73,7 +73,8 @@ class Pair(NamedTuple):
     right: Decimal
 
 
-OFFSETS = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)
+# Whole seconds, as time zones have: fromisoformat reads an offset below one second as none.
+OFFSETS = st.integers(-23 * 3600, 23 * 3600).map(lambda seconds: timezone(timedelta(seconds=seconds)))
 MOMENTS = st.datetimes(timezones=st.just(UTC) | OFFSETS)
 TEXT = st.text(max_size=5)
 NODES = st.deferred(lambda: st.builds(Node, TEXT, st.lists(NODES, max_size=2)))

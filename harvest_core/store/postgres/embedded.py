@@ -321,7 +321,8 @@ class _Cluster:
             if not refusal:
                 return True
             if self.runs:
-                self._stop_if_unreachable()
+                if not launched:  # once launched, the pid file may still be that of a foreign server which refuses ours
+                    self._stop_if_unreachable()
             elif launched:
                 self._fail("ended while it started")
             else:

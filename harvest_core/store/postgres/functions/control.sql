@@ -115,7 +115,8 @@ begin
         schedule_to_close, start_by, close_by, state, key, lane, args, kwargs, error, traceback)
     select b.id, r.id, now(), b.enqueued_at, b.priority, b.max_attempts, b.start_to_close, b.heartbeat,
            b.schedule_to_start, b.schedule_to_close,
-           {schema}.queue_time(b.queue) + make_interval(secs => b.schedule_to_start),
+           case when b.schedule_to_start is not null
+               then {schema}.queue_time(b.queue) + make_interval(secs => b.schedule_to_start) end,
            now() + make_interval(secs => b.schedule_to_close),
            case when b.lane is null then 'pending' else 'scheduled' end::{schema}.task_state,
            b.key, b.lane, b.args, b.kwargs, b.error, b.traceback
