@@ -31,6 +31,7 @@ check: setup  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy bench
 	$(BIN)/lint-imports
 
 bench: setup  ## the laws of speed, as ratios in one run

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import psycopg
-from ground import Figure, Ground, add_tasks, connect, seconds
+from ground import Figure, Ground, add_tasks, answer, connect, seconds
 
 PRUNE = 1.0
 _OLD = "finished_20200101"
@@ -45,7 +45,7 @@ def figures(ground: Ground) -> Iterator[Figure]:
 
 
 def _answers(connection: psycopg.Connection, text: str, expected: object) -> None:
-    (found,) = connection.execute(text).fetchone()
+    found = answer(connection, text)
     if found != expected:
         msg = f"{text} answered {found}, not {expected}: this measured something else"
         raise RuntimeError(msg)

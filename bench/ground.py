@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import attrs
 import psycopg
@@ -97,6 +98,15 @@ def register(connection: psycopg.Connection, worker: str) -> None:
     )
 
 
+def answer(connection: psycopg.Connection, query: str, values: Sequence[object] = ()) -> Any:
+    """Return the one value that a query answers."""
+    row = connection.execute(query, values).fetchone()
+    if row is None:
+        msg = f"{query} answered nothing: this measured something else"
+        raise RuntimeError(msg)
+    return row[0]
+
+
 def add_tasks(
     connection: psycopg.Connection,
     routes: Sequence[tuple[str, str]],
@@ -107,7 +117,7 @@ def add_tasks(
 ) -> list[int]:
     """Write count tasks, spread over routes given as queue and name, and return the ids of the routes."""
     ids = [
-        connection.execute("select harvest.route_of(%s, 'activity', %s, %s)", [queue, name, traits]).fetchone()[0]
+        answer(connection, "select harvest.route_of(%s, 'activity', %s, %s)", [queue, name, traits])
         for queue, name in routes
     ]
     connection.execute(

@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 from ground import BATCH, Figure, Ground, ratio
 
-from harvest_core import Call, Harvest
+from harvest_core import Call, Client, Harvest, Worker
 
 LIMITS = {"activities": {"work": {"concurrency": 1_000_000, "rate": "900000000/s"}}}
 
@@ -36,7 +37,7 @@ async def _overhead(without: str, limited: str, count: int, rounds: int) -> floa
         return ratio(times[1][1:], times[0][1:])
 
 
-async def _side(stack: AsyncExitStack, dsn: str, tables: dict):
+async def _side(stack: AsyncExitStack, dsn: str, tables: dict[str, Any]) -> tuple[Client, Worker]:
     tables["harvest"]["dsn"] = dsn
     app = Harvest(tables | {"worker": {"concurrency": BATCH}})
 

@@ -7,12 +7,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from tempfile import TemporaryFile
+from typing import Any
 
 from ground import BATCH, Figure, Ground, add_tasks, connect, ratio, register
 
-from harvest_core import Call, Harvest
+from harvest_core import Call, Client, Harvest
+from harvest_core import Worker as RunningWorker
 from harvest_core.metrics import KernelMetrics
 from harvest_core.model import Worker
+from harvest_core.plugin import Setting
 from harvest_core.store.postgres.database import Database
 from harvest_core.worker.poll import Poller
 from harvest_core.worker.refresh import Refreshes
@@ -55,17 +58,19 @@ async def _statements(dsn: str) -> int:
         await database.open()
         stack.push_async_callback(database.close)
 
-        async def no_settings() -> dict[str, object]:
+        async def no_settings() -> dict[str, Setting]:
             return {}
 
         refreshes = Refreshes([], no_settings, print, lambda: None)
         poller = Poller(database, build.policies, refreshes, lambda _: None, KernelMetrics(build.registry), (), 3600.0)
-        await poller.poll(identity, BATCH)  # the first also promotes what is due, as the poll interval asks
-        async with database.connection() as connection:
-            connection.pgconn.trace(messages.fileno())
-        poll = await poller.poll(identity, BATCH)
-        async with database.connection() as connection:
-            connection.pgconn.untrace()
+        await poller.poll(
+            identity, BATCH, {}, suspect=True
+        )  # the first also promotes what is due, as the poll interval asks
+        async with database.connection() as traced:
+            traced.pgconn.trace(messages.fileno())
+        poll = await poller.poll(identity, BATCH, {}, suspect=True)
+        async with database.connection() as traced:
+            traced.pgconn.untrace()
         messages.seek(0)
         sent = re.findall(rb"^[^\t]+\tF\t\d+\t(?:Execute|Query)\b", messages.read(), re.MULTILINE)
         if len(poll.result.claims) != BATCH or {claim.route.queue for claim in poll.result.claims} != set(QUEUES):
@@ -76,10 +81,10 @@ async def _statements(dsn: str) -> int:
 
 async def _overhead(without: str, with_all: str, count: int, rounds: int) -> float:
     async with AsyncExitStack() as stack:
-        sides = []
+        sides: list[tuple[Client, RunningWorker, list[Call], list[float]]] = []
         for dsn, governed in ((without, False), (with_all, True)):
             app = _app(dsn, governed=governed)
-            options = {"flags": {"linux"}} if governed else {}
+            options: dict[str, Any] = {"flags": {"linux"}} if governed else {}
             calls = [Call(f"work{number % 6}", (number,), **options) for number in range(count)]
             client = await stack.enter_async_context(app.client())
             worker = await stack.enter_async_context(app.worker())
@@ -94,7 +99,7 @@ async def _overhead(without: str, with_all: str, count: int, rounds: int) -> flo
 
 
 def _app(dsn: str, *, governed: bool) -> Harvest:
-    tables = {"harvest": {"dsn": dsn}, "worker": {"queues": QUEUES[:2], "concurrency": BATCH}}
+    tables: dict[str, Any] = {"harvest": {"dsn": dsn}, "worker": {"queues": QUEUES[:2], "concurrency": BATCH}}
     if governed:
         tables["harvest"]["plugins"] = list(POLICIES)
         tables["plugins"] = POLICIES
@@ -103,7 +108,7 @@ def _app(dsn: str, *, governed: bool) -> Harvest:
     async def nothing(number: int) -> int:
         return number
 
-    options = {"requires": "gpu = true"} if governed else {}
+    options: dict[str, Any] = {"requires": "gpu = true"} if governed else {}
     for number in range(6):
         app.activity(name=f"work{number}", queue=QUEUES[number % 2], **options)(nothing)
     app.activity(name="train", queue=QUEUES[0])(nothing)
