@@ -1,4 +1,4 @@
-"""What a claim reads follows the batch, not the backlog: 20,000 and 200,000 tasks it may not take cost the same.
+"""What a claim reads follows the batch, not the backlog: 10,000 and 100,000 tasks it may not take cost the same.
 
 Counted are rows and index entries that PostgreSQL handed up, by its own counters, and pages touched; nothing is timed.
 The plans must hold whatever the planner believes, so each is tried on tables it knows, on tables it has never analyzed,
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.matrix
 
 BATCH = 50
 ROUTES = 20
-SIZES = (20_000, 200_000)
+SIZES = (10_000, 100_000)
 BACKLOGS = {
     "held": ("busy", "train", "{}"),
     "vetoed": ("busy", "work0", '{"flags": ["no"]}'),
@@ -50,7 +50,7 @@ FINISH = (
 )
 RUNNING = "select array_agg(id), array_agg(token) from harvest.tasks where state = 'running' and token > 0"
 CLAIM_READS = 20 * (BATCH + ROUTES)
-"""Rows and entries that a claim may read: a walk past the backlog would be 20,000."""
+"""Rows and entries that a claim may read: a walk past the backlog would be 10,000."""
 READ = (
     "select sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))::integer "
     "from pg_class c where c.relnamespace = 'harvest'::regnamespace and c.relkind in ('r', 'i')"
