@@ -194,7 +194,7 @@ class Harvest:
             catch_up: for ticks missed while no worker ran: `"one"` enqueues the newest of them, `"all"` the newest
                 1000, `"none"` none that is more than a minute late.
             overlap: while an earlier task is unfinished, held or running: `"skip"` leaves the tick out, `"allow"`
-                enqueues it, `"buffer_one"` lets one task wait beside a running one.
+                enqueues it, `"buffer_one"` lets one task wait for a running one.
             kwargs: keyword arguments of its tasks.
             options: of the enqueue, such as `queue`, `priority` and what plugins add; none is there unless given here.
         """

@@ -66,6 +66,7 @@ class Claimer:
         self._stack = AsyncExitStack()
         self._claiming, self._stopping = asyncio.Lock(), asyncio.Event()
         self._held: _Held = {}
+        self._ending: set[tuple[int, int]] = set()
         self._open = self._lost = self._unsure = False
 
     async def __aenter__(self) -> Claimer:
@@ -193,8 +194,13 @@ class Claimer:
         return held
 
     async def _end(self, claim: Claim, outcome: Outcome) -> bool:
-        written = await tasks.write_outcomes(self._database, [(claim, outcome)])
-        self._held.pop((claim.id, claim.token), None)
+        key = (claim.id, claim.token)
+        self._ending.add(key)
+        try:
+            written = await tasks.write_outcomes(self._database, [(claim, outcome)])
+        finally:
+            self._ending.discard(key)
+        self._held.pop(key, None)
         return claim.id in written
 
     async def _retry_of(self, name: str) -> Retry:
@@ -229,15 +235,17 @@ class Claimer:
         self._place.start_duties(background)
 
     async def _watch(self) -> None:
-        """Mark what its holder should stop: all once the lease has run out, and what someone cancelled."""
+        """Mark what its holder should stop: what was cancelled or lost, and all once the lease has run out."""
         while True:
             await self._sleep(min(1.0, self._build.config.worker.worker_ttl / 10))
             if self._place.membership.overdue():
                 self._was_pruned()
             if self._held:
-                asked = await tasks.asked_to_stop(self._database, self._place.membership.worker.id)
-                for claim, task in self._held.values():
-                    task.cancelled = task.cancelled or claim.id in asked
+                watched = dict(self._held)
+                live = await tasks.live_claims(self._database, self._place.membership.worker.id)
+                for key, (_, task) in watched.items():
+                    if key in self._held and key not in self._ending:
+                        task.cancelled = task.cancelled or live.get(key, True)
 
 
 def direct_build(

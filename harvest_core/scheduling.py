@@ -76,4 +76,9 @@ def _task(build: Build, schedule: Schedule) -> NewTask:
             msg = f"{option} is no option of a schedule: ticks have times of their own, and overlap keeps them apart"
             raise EnqueueError(msg)
     kwargs: Any = {} if schedule.kwargs is None else schedule.kwargs
-    return new_task(build, Call(schedule.activity, schedule.args, kwargs, **schedule.options))
+    options = dict(schedule.options)
+    if schedule.overlap == "buffer_one":
+        if "lane" in build.backend.lacks:
+            raise ScheduleError(build.backend.refusal('overlap="buffer_one"'))
+        options.setdefault("lane", f"schedule/{schedule.name}")  # the second of two waits for the first
+    return new_task(build, Call(schedule.activity, schedule.args, kwargs, **options))

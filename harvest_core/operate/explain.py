@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import attrs
 import psycopg
@@ -93,7 +92,7 @@ async def explain(database: Database, policies: Policies, task_id: int) -> Expla
     due_for = await views.due_for(database, task_id)
     workers = [await _judge(database, policies, row, rows, route, paused, due_for) for row in rows]
     occupants = await views.lane_occupants(database, task.lane) if task.state == "blocked" and task.lane else []
-    return Explanation(task, _sentence(task, workers, occupants), tuple(workers))
+    return Explanation(task, _sentence(task, workers, due_for, occupants), tuple(workers))
 
 
 async def _judge(
@@ -170,15 +169,17 @@ async def _admits(database: Database, slug: str, clause: Clause, route: Route) -
     return bool(rows and rows[0][5])
 
 
-def _sentence(task: TaskStatus, workers: Sequence[WorkerVerdict], occupants: Sequence[int] = ()) -> str:
+def _sentence(
+    task: TaskStatus, workers: Sequence[WorkerVerdict], due_for: float = 0.0, occupants: Sequence[int] = ()
+) -> str:
     if task.finished:
         return f"it is {task.state}" + (f": {task.error}" if task.error and task.state != "completed" else "")
     if task.state == "running":
         name = next((worker.worker_name for worker in workers if worker.worker_id == task.worker_id), task.worker_id)
         asked = f"; it was asked to stop ({task.error}) and has not ended yet" if task.stopping else ""
         return f"it is running, attempt {task.attempt}, on worker {name}{asked}"
-    if task.state == "scheduled":
-        wait = max(0.0, (task.scheduled_at - datetime.now(UTC)).total_seconds())
+    if task.state == "scheduled" and due_for < 0:
+        wait = -due_for
         cause = f"attempt {task.attempt} failed ({task.error}); the next" if task.attempt else "the first attempt"
         return f"{cause} is due in {wait:.0f} s"
     if task.state == "blocked":

@@ -518,7 +518,7 @@ async def test_schedules_catch_up(world, catch_up, expected):
         assert sum(queue.pending for queue in await client.queues()) == expected
 
 
-@pytest.mark.parametrize(("overlap", "expected"), [("skip", 1), ("allow", 2), ("buffer_one", 1)])
+@pytest.mark.parametrize(("overlap", "expected"), [("skip", 1), ("allow", 2)])
 async def test_schedules_overlap(world, overlap, expected):
     """K13: while a tick's task is unfinished the policy says whether the next one comes."""
     app = world.app()

@@ -339,6 +339,19 @@ async def test_a_claimer_taken_for_dead_registers_anew(kernel, app):
         await again.complete({1})
 
 
+async def test_a_holder_learns_that_its_time_is_over(kernel, app):
+    """K8, K13: `cancelled` turns true once the claim was taken back, by whatever, and stays false for what it ended."""
+    async with app.client() as client, client.claimer(lease="1s") as claimer:
+        await client.enqueue("build", 1, start_to_close="50ms")
+        await client.enqueue("build", 2)
+        lost, kept = await claimer.claim(), await claimer.claim()
+        await kept.complete({1})
+        await kernel.until(lambda: asyncio.sleep(0, lost.cancelled), "the mark")
+        assert not kept.cancelled
+        with pytest.raises(LostClaimError):
+            await lost.complete({1})
+
+
 async def test_an_overdue_attempt_is_lost(kernel, app):
     """K8: start_to_close counts for direct callers too."""
     async with app.client() as client, client.claimer(lease="300ms") as claimer:

@@ -50,6 +50,20 @@ async def test_what_does_not_run_ends_at_once_and_keeps_the_reason(kernel):
     assert await cancel(kernel, *ids) == Cancelled(0, 0)
 
 
+@pytest.mark.parametrize("by", ["client", "SQL"])
+async def test_a_cancel_after_a_week_without_workers(kernel, by):
+    """Nobody has made today's partition of what is finished: the cancel does (K13)."""
+    (task,) = await kernel.enqueue()
+    parts = await kernel.sql("select inhrelid::regclass::text from pg_inherits where inhparent = 'finished'::regclass")
+    for (part,) in parts:
+        await kernel.sql(f"drop table {part}")
+    if by == "client":
+        assert await cancel(kernel, task) == Cancelled(1, 0)
+    else:
+        assert await kernel.sql("select * from cancel(of_name => 'work')") == [(1, 0)]
+    assert (await ended(kernel, task))[0] == "cancelled"
+
+
 @pytest.mark.matrix
 async def test_a_hundred_thousand_in_one_statement(kernel):
     """A bulk cancel by queue and name meets just these, and ends them in one statement (K13)."""

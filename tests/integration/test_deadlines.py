@@ -1,11 +1,12 @@
 """schedule_to_start and schedule_to_close: tasks that have waited or gone on for too long (C6, K7, K12)."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from harvest_core import TaskFailedError
-from harvest_core.store.postgres import control, tasks
+from harvest_core import Retry, TaskFailedError
+from harvest_core.store.postgres import control, tasks, workers
 from harvest_core.store.postgres.tasks import Released, Retried
 
 NOT_STARTED = "TimeoutError: not started within schedule_to_start of 60 s"
@@ -207,4 +208,45 @@ async def test_a_time_in_the_past_counts_from_the_enqueue(kernel, lane):
     await kernel.enqueue(lane=lane, schedule_to_start=60.0, scheduled_at="2020-01-01T00:00:00Z")
     await tasks.promote(kernel.database)
     await tasks.rescue(kernel.database)
+    assert await kernel.states() == {"pending": 1}
+
+
+async def test_a_cancelled_attempt_that_runs_out_of_time_ends_as_cancelled(kernel):
+    """Also its last one: what was asked to stop and did not complete is cancelled (K13)."""
+    (task,) = await kernel.enqueue(start_to_close=1.0, max_attempts=1)
+    await (await kernel.claimer("work")).take()
+    await control.cancel(kernel.database, control.Selection([task]), "no longer wanted")
+    await later(kernel)
+    assert (await tasks.rescue(kernel.database)).timed_out == 1
+    assert await errors(kernel) == [("cancelled", "no longer wanted")]
+
+
+@pytest.mark.parametrize(("factor", "attempts"), [(1e6, 99), (1.0, 99), (2.0, 2000)])
+async def test_a_steep_policy_stops_no_rescue(kernel, factor, attempts):
+    """Whatever grows beyond all numbers is cut to the policy's maximum, and others are rescued with it (K8)."""
+    app = kernel.app()
+
+    @app.activity(retry=Retry(max_attempts=5000, factor=factor, maximum=30.0, jitter=0.0), start_to_close="1s")
+    def work(): ...
+
+    await workers.publish_activities(kernel.database, app.build().runnable.values())
+    await kernel.enqueue()
+    await kernel.enqueue("else", start_to_close=1.0)
+    await (await kernel.claimer("work", "else")).take(2)
+    await kernel.sql("update tasks set attempt = %s", [attempts])
+    await later(kernel)
+    assert (await tasks.rescue(kernel.database)).timed_out == 2
+    wait = await kernel.one("select extract(epoch from max(scheduled_at) - now())::float8 from tasks")
+    assert wait == pytest.approx(1.0 if factor == 1.0 else 30.0, abs=0.9)
+
+
+async def test_what_becomes_a_new_task_waits_from_then(kernel):
+    """A replace renews schedule_to_start too, though the task was first enqueued long ago (C6, K3)."""
+    await kernel.enqueue(key="k", delay=86400.0)
+    await kernel.sql("update tasks set enqueued_at = now() - interval '1 hour'")
+    past = datetime.now(UTC) - timedelta(days=1)
+    options = {"key": "k", "on_conflict": "replace", "lane": "a", "schedule_to_start": 60.0, "scheduled_at": past}
+    await kernel.enqueue(**options)
+    await tasks.promote(kernel.database)
+    assert await overdue(kernel) == 0
     assert await kernel.states() == {"pending": 1}

@@ -204,3 +204,14 @@ async def test_a_spent_budget_a_lane_and_a_suspect_are_told(harvest_database: st
     assert asked.summary == (
         "it is running, attempt 0, on worker box; it was asked to stop (too dear) and has not ended yet"
     )
+
+
+async def test_what_is_due_and_no_worker_has_seen_is_pending_to_the_reader(kernel: Any) -> None:
+    """Without workers nothing promotes it: explain names the cause, and the queue's depth counts it (O3)."""
+    app = kernel.app()
+    async with app.client() as client:
+        lane = await client.enqueue("work", lane="a", elsewhere=True)
+        later = await client.enqueue("work", delay="1h", elsewhere=True)
+        assert (await told(app, client, lane)).summary == "no worker is alive"
+        assert (await told(app, client, later)).summary == "the first attempt is due in 3600 s"
+        assert [(one.name, one.pending) for one in await client.queues()] == [("default", 1)]

@@ -6,7 +6,7 @@ import pytest
 
 from harvest_core.model import LaneLimit
 from harvest_core.store.postgres import tasks, workers
-from harvest_core.store.postgres.tasks import Finished, Retried
+from harvest_core.store.postgres.tasks import Finished, Released, Retried
 
 
 async def promote(kernel):
@@ -195,3 +195,43 @@ async def test_a_million_blocked_siblings_cost_a_claim_nothing(kernel):
     await worker.take(1)
     (before,) = await kernel.sql("select count(*) from tasks where state in ('pending', 'running')")
     assert before == (1,)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("how", ["given back", "its worker died"])
+async def test_a_start_that_came_to_nothing_counts_for_the_rate(kernel, how):
+    """Given back or orphaned, it has started once: the lane opens again when its window has passed (K1)."""
+    await workers.publish_lane_limits(kernel.database, [LaneLimit("slow", 2, starts=2, period=60.0)])
+    ids = await kernel.enqueue(count=3, lane="slow")
+    worker = await kernel.claimer("work")
+    await promote(kernel)
+    (claim,) = await worker.take(1)
+    if how == "given back":
+        await tasks.write_outcomes(kernel.database, [(claim, Released())])
+        state = "pending"
+    else:
+        await kernel.sql("update workers set beaten_at = now() - interval '2 hours'")
+        await tasks.rescue(kernel.database)
+        worker, state = await kernel.claimer("work"), "suspect"
+    assert sorted(await lane_states(kernel)) == sorted([state, "blocked", "blocked"])
+    pool = {"pool": "suspect"} if state == "suspect" else {}
+    (again,) = await worker.take(5, **pool)
+    assert again.id == ids[0]
+    await tasks.write_outcomes(kernel.database, [(again, Released())])
+    await promote(kernel)
+    assert await lane_states(kernel) == ["blocked"] * 3
+    assert await worker.take(5) == []
+
+
+async def test_what_was_only_prefetched_keeps_its_place_in_the_lane(kernel):
+    """It has not started, so that giving it back changes neither its place nor the rate (K15)."""
+    await workers.publish_lane_limits(kernel.database, [LaneLimit("slow", 1, starts=1, period=60.0)])
+    await kernel.enqueue(count=2, lane="slow")
+    worker = await kernel.claimer("work")
+    await promote(kernel)
+    claims = await worker.take(1)
+    await kernel.sql(
+        "update tasks set prefetched_until = now() + interval '1 hour', attempt = 0 where state = 'running'"
+    )
+    await tasks.write_outcomes(kernel.database, [(claims[0], Released())])
+    assert await lane_states(kernel) == ["pending", "blocked"]

@@ -8,7 +8,16 @@ from contextlib import closing
 
 import pytest
 
-from harvest_core import BackendError, BuildError, Call, DatabaseUnavailableError, EnqueueError, Harvest, SchemaError
+from harvest_core import (
+    BackendError,
+    BuildError,
+    Call,
+    DatabaseUnavailableError,
+    EnqueueError,
+    Harvest,
+    ScheduleError,
+    SchemaError,
+)
 from harvest_core.connect import connected
 from harvest_core.store.postgres import tasks
 from harvest_core.store.sqlite.database import SqliteDatabase
@@ -154,6 +163,9 @@ async def test_what_a_call_refuses(tmp_path):
         with pytest.raises(BackendError) as caught:
             client.claimer()
         assert str(caught.value) == f"a claimer {WHY}"
+        with pytest.raises(ScheduleError) as caught:
+            await client.put_schedule("tick", "work", every="1h", overlap="buffer_one")
+        assert str(caught.value) == f'overlap="buffer_one" {WHY}'
         with pytest.raises(BackendError) as caught:
             await client.database.fetch("select 1")
         assert str(caught.value) == f"this {WHY}"

@@ -259,3 +259,52 @@ async def test_replace_of_a_prefetched_task(kernel):
     assert await replace(kernel, args="[2]") == first
     assert await tasks.start_claims(kernel.database, claims) == []
     assert await all_tasks(kernel) == [(first, "pending", [2], 0)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("by", ["enqueue", "retry by hand"])
+async def test_who_waits_for_an_open_replace_leaves_its_new_task_the_key(kernel, by):
+    """The old task ended meanwhile; what waits judges the key anew, and does not free it under its owner (K3)."""
+    (failed,) = await kernel.enqueue(key="k")
+    claims = await take(kernel)
+    await tasks.write_outcomes(kernel.database, [(claims[0], Finished("failed", error="x"))])
+    await kernel.enqueue(key="k")
+    claims = await take(kernel)
+    first, second = await kernel.connection(autocommit=False), await kernel.connection()
+    await first.execute("select enqueue('work', key => 'k', on_conflict => 'replace')")
+    await tasks.write_outcomes(kernel.database, [(claims[0], Finished("completed", "1"))])
+    text = "select enqueue('work', key => 'k')" if by == "enqueue" else f"select retry_finished(array[{failed}])"
+    waiting = asyncio.ensure_future(second.execute(text))
+    await kernel.until(lambda: kernel.one("select exists (select from pg_locks where not granted)"))
+    await first.commit()
+    found = await (await waiting).fetchall()
+    ((owner, state, _, _),) = await all_tasks(kernel)
+    assert (state, await keys(kernel)) == ("pending", [("work", "k", owner, False)])
+    assert found == ([(owner,)] if by == "enqueue" else [])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("keeper", ["retried", "given back", "prefetched"])
+async def test_what_was_given_back_while_a_replace_was_open_does_not_start_again(kernel, keeper):
+    """Its attempt ended before the replace committed, so the next claim or start of it ends it (K3, K15)."""
+    (first,) = await kernel.enqueue(key="k")
+    (claim,) = await take(kernel)
+    client = await kernel.connection(autocommit=False)
+    cursor = await client.execute("select enqueue('work', key => 'k', on_conflict => 'replace')")
+    ((second,),) = await cursor.fetchall()
+    outcome = Retried(0.0, "broke") if keeper == "retried" else Released()
+    await tasks.write_outcomes(kernel.database, [(claim, outcome)])
+    worker = await kernel.claimer("work")
+    if keeper == "prefetched":
+        held = await worker.take()
+        await kernel.sql(
+            "update tasks set prefetched_until = now() + interval '1 hour', attempt = 0 where id = %s", [first]
+        )
+    await client.commit()
+    if keeper == "prefetched":
+        assert await tasks.start_claims(kernel.database, held) == []
+    await tasks.promote(kernel.database)
+    assert [claim.id for claim in await worker.take(5)] == [second]
+    ended = await kernel.sql("select id, state::text, error from finished")
+    assert ended == [(first, "cancelled", f"replaced by task {second}")]
+    assert await kernel.one("select count(*) from replaced") == 0

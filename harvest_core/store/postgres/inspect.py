@@ -96,8 +96,12 @@ _QUEUES = """
 with depths as (
     select r.queue as name, sum(d.pending)::bigint as pending, min(d.oldest) as oldest
     from (
-        select t.route_id, count(*) as pending, min(t.scheduled_at) as oldest
-        from {schema}.tasks t where t.state = 'pending' group by t.route_id
+        select t.route_id, count(*) as pending, min(t.scheduled_at) as oldest from (
+            select p.route_id, p.scheduled_at from {schema}.tasks p where p.state = 'pending'
+            union all  -- what is due and no worker has moved on is pending to the reader
+            select s.route_id, s.scheduled_at from {schema}.tasks s
+            where s.state = 'scheduled' and s.scheduled_at <= now()
+        ) t group by t.route_id
     ) d join {schema}.routes r on r.id = d.route_id group by r.queue
 ), paused as (
     select q.name, q.paused_at from {schema}.queues q where q.paused_at is not null

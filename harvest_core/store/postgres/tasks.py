@@ -227,6 +227,15 @@ async def asked_to_stop(database: Database, worker_id: str) -> set[int]:
     return {row[0] for row in await database.fetch(text, [worker_id])}
 
 
+async def live_claims(database: Database, worker_id: str) -> dict[tuple[int, int], bool]:
+    """Return the claims a worker holds, by task and token, each with whether it was cancelled."""
+    text = (
+        "select t.id, t.token, t.cancelled_at is not null from {schema}.tasks t "
+        "where t.worker_id = %s::uuid and t.state = 'running'"
+    )
+    return {(task, token): asked for task, token, asked in await database.fetch(text, [worker_id])}
+
+
 async def start_claims(database: Database, claims: Sequence[Claim]) -> list[Claim]:
     """Begin prefetched claims and return those that are still held, with their attempt."""
     in_order = sorted(claims, key=lambda claim: claim.id)  # as a cancel locks them

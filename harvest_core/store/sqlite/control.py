@@ -26,7 +26,7 @@ _SELECTED = (
 )
 _DEPTHS = (
     "select queue, name, traits, count(*) as pending, min(scheduled_at) as oldest from tasks "
-    "where state = 'pending' group by queue, name, traits"
+    "where state = 'pending' or state = 'scheduled' and scheduled_at <= :now group by queue, name, traits"
 )
 
 
@@ -51,7 +51,7 @@ def route_depths(at: Transaction) -> list[RouteDepth]:
             row["pending"],
             max(0.0, (at.now - row["oldest"]) / 1e6),
         )
-        for row in at.all(_DEPTHS)
+        for row in at.all(_DEPTHS, {"now": at.now})
     ]
 
 

@@ -95,13 +95,11 @@ def fire(at: Transaction, firings: Sequence[Firing], *, notify: bool) -> dict[st
 def _enqueue_ticks(at: Transaction, row: Any, ticks: Sequence[datetime]) -> list[int]:
     """Enqueue as many ticks, oldest first, as the overlap policy leaves room for."""
     unfinished = at.all(
-        "select id, state from tasks where id in (select value from json_each(?)) and finished_at is null",
+        "select id from tasks where id in (select value from json_each(?)) and finished_at is null",
         [row["task_ids"]],
     )
     if row["overlap"] != "allow":
-        running = any(task["state"] == "running" for task in unfinished)
-        room = not unfinished or (row["overlap"] == "buffer_one" and len(unfinished) == 1 and running)
-        ticks = ticks[: int(room)]
+        ticks = [] if unfinished else ticks[:1]
     if not ticks:
         return []
     options = json.loads(row["options"])

@@ -179,6 +179,7 @@ begin
             deadline = least(moment + make_interval(secs => coalesce(prefetch, least(t.start_to_close, t.heartbeat))),
                              t.close_by)
         where t.id = any(taken) and (t.start_by is null and t.close_by is null or not {schema}.is_overdue(t))
+          and (t.key is null or not {schema}.is_replaced(t))
         returning t.*, array_position(taken, t.id) as n
     )
     select c.n::bigint, turns[c.n], c.id, c.route_id, c.token, c.attempt, c.max_attempts, c.priority, c.scheduled_at,
@@ -187,7 +188,7 @@ begin
     from claimed c order by c.n;
     get diagnostics claimed_count = row_count;
     if claimed_count < cardinality(taken) then
-        perform {schema}.end_overdue(taken);
+        perform {schema}.end_unstartable(taken);
     end if;
 end $$;
 

@@ -42,6 +42,9 @@ declare
     owners text[];
 begin
     perform {schema}.require_filter('cancel', task_ids is null and of_queue is null and of_name is null);
+    if to_regclass(format('%I.%I', {schema_text}, 'finished_' || to_char(now() at time zone 'UTC', 'YYYYMMDD'))) is null then
+        perform {schema}.extend_finished(1);  -- no worker has run for a week
+    end if;
     -- All of them are locked before their states are judged, so that none slips through as it starts or is given back.
     select coalesce(array_agg(c.id) filter (where not c.runs), '{{}}'),
            coalesce(array_agg(c.token) filter (where not c.runs), '{{}}'), array_agg(c.id) filter (where c.runs)
@@ -87,9 +90,8 @@ begin
           and f.state::text = any(of_states) and f.state <> 'completed'
         order by f.id for update
     ) c;
-    delete from {schema}.keys k using {schema}.finished f
-    where f.id = any(chosen) and k.name = f.name and k.key = f.key and k.task_id <> f.id
-      and coalesce(k.expires_at <= now(), true) and not exists (select from {schema}.tasks t where t.id = k.task_id);
+    perform {schema}.free_keys(array_agg(f.name), array_agg(f.key), '{{}}') from {schema}.finished f
+    where f.id = any(chosen) and f.key is not null having count(*) > 0;
     insert into {schema}.keys (name, key, task_id)
     select distinct on (f.name, f.key) f.name, f.key, f.id from {schema}.finished f
     where f.id = any(chosen) and f.key is not null order by f.name, f.key, f.id desc

@@ -21,6 +21,30 @@ begin
     return found_id;
 end $$;
 
+-- Remove keys whose task has ended, but none of `own` tasks. They are locked first, in key order, and judged once more by a
+-- statement that is newer than the locks: who waited for an open `replace` would judge the key's new task by a snapshot that
+-- does not know it.
+create or replace function {schema}.free_keys(names text[], keys text[], own bigint[]) returns void
+language plpgsql volatile as $$
+#variable_conflict use_column
+declare
+    ended bigint[];
+begin
+    with locked as (
+        select k.task_id from {schema}.keys k join (
+            select distinct i.name, i.key from unnest(names, free_keys.keys) i(name, key) where i.key is not null
+        ) w on k.name = w.name and k.key = w.key
+        where coalesce(k.expires_at <= now(), true) and k.task_id <> all(own)
+          and not exists (select from {schema}.tasks t where t.id = k.task_id)
+        order by k.name, k.key for update of k
+    )
+    select array_agg(l.task_id) into ended from locked l;
+    delete from {schema}.keys k using unnest(names, free_keys.keys) w(name, key)
+    where k.name = w.name and k.key = w.key and k.task_id = any(ended)
+      and coalesce(k.expires_at <= now(), true)
+      and not exists (select from {schema}.tasks t where t.id = k.task_id);
+end $$;
+
 -- Enqueue many tasks at once; the arrays are of one length, one entry a task, or NULL for no entry at all. Returns one row
 -- a task, in order: its id, and whether it is new (false: a task of that key was there already).
 --
@@ -91,12 +115,7 @@ begin
         <<again>>
         loop
             takes_over := '{{}}';
-            delete from {schema}.keys k using (
-                select distinct i.name, i.key from unnest(names, enqueue_many.keys) i(name, key) where i.key is not null
-            ) w
-            where k.name = w.name and k.key = w.key and coalesce(k.expires_at <= now(), true)
-              and not exists (select from {schema}.tasks t where t.id = k.task_id)
-              and k.task_id <> all(ids);
+            perform {schema}.free_keys(names, enqueue_many.keys, ids);
             insert into {schema}.keys as k (name, key, task_id, expires_at)
             select distinct on (i.name, i.key) i.name, i.key, i.id, now() + make_interval(secs => i.period)
             from unnest(names, enqueue_many.keys, ids, key_periods, conflicts) i(name, key, id, period, conflict)
@@ -176,7 +195,8 @@ begin
         where i.owner = i.id or i.id = any(takes_over)
     ), renewed as (
         update {schema}.tasks t
-        set route_id = e.route_id, scheduled_at = e.due, priority = e.priority_or_default, max_attempts = e.max_attempts,
+        set route_id = e.route_id, enqueued_at = now(), scheduled_at = e.due, priority = e.priority_or_default,
+            max_attempts = e.max_attempts,
             start_to_close = e.start_limit, heartbeat = e.heartbeat_limit, schedule_to_start = e.to_start,
             schedule_to_close = e.to_close, close_by = greatest(e.due, now()) + make_interval(secs => e.to_close),
             start_by = case when e.first_state = 'pending' and e.to_start is not null

@@ -68,7 +68,7 @@ begin
         from unnest(ids, held_tokens, waits, errors, tracebacks) o(id, token, wait, error, traceback)
         where t.id = o.id and t.token = o.token and t.cancelled_at is null
           and (t.close_by is null or t.close_by > now() + make_interval(secs => o.wait))
-          and (t.key is null or not exists (select from {schema}.replaced p where p.task_id = t.id))
+          and not {schema}.is_replaced(t)
         returning t.id, t.lane, t.claimed_at
     ), told as (
         insert into {schema}.lane_news (lane, started_at) select m.lane, m.claimed_at from moved m where m.lane is not null
@@ -90,23 +90,29 @@ begin
     end if;
 end $$;
 
--- Give claims back untouched, in their old place, the attempt restored. Those that were asked to stop or whose key another
--- task took over end instead.
+-- Give claims back untouched, in their old place, the attempt restored. What had started in a lane enters it anew: its start
+-- counts, and the lane's rate may leave no room for another. Those that were asked to stop or whose key another task took
+-- over end instead.
 create or replace function {schema}.release(ids bigint[], held_tokens bigint[]) returns setof bigint
 language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
     perform from {schema}.tasks t where t.id = any(ids) order by t.id for update;  -- as a cancel locks them
     return query
-    update {schema}.tasks t
-    set state = case when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state,
-        attempt = t.attempt - case when t.prefetched_until is null then 1 else 0 end,
-        start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
-        token = null, worker_id = null, claimed_at = null, deadline = null, prefetched_until = null
-    from unnest(ids, held_tokens) o(id, token)
-    where t.id = o.id and t.token = o.token and t.cancelled_at is null
-      and (t.key is null or not exists (select from {schema}.replaced p where p.task_id = t.id))
-    returning t.id;
+    with given as (
+        update {schema}.tasks t
+        set state = case when t.prefetched_until is null and t.lane is not null then 'blocked'
+                         when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state,
+            attempt = t.attempt - case when t.prefetched_until is null then 1 else 0 end,
+            start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
+            token = null, worker_id = null, claimed_at = null, deadline = null, prefetched_until = null
+        from unnest(ids, held_tokens) o(id, token) join {schema}.tasks before on before.id = o.id
+        where t.id = o.id and t.token = o.token and t.cancelled_at is null and not {schema}.is_replaced(t)
+        returning t.id, t.state, t.lane, before.claimed_at
+    ), told as (
+        insert into {schema}.lane_news (lane, started_at) select g.lane, g.claimed_at from given g where g.state = 'blocked'
+    )
+    select g.id from given g;
     return query
     select f from unnest(ids, held_tokens) o(id, token)
     join {schema}.tasks t on t.id = o.id and t.token = o.token
@@ -132,11 +138,12 @@ begin
     set attempt = t.attempt + 1, claimed_at = now(), prefetched_until = null,
         deadline = least(now() + make_interval(secs => least(t.start_to_close, t.heartbeat)), t.close_by)
     from unnest(ids, held_tokens) o(id, token)
-    where t.id = o.id and t.token = o.token and t.prefetched_until is not null and not {schema}.is_overdue(t)
+    where t.id = o.id and t.token = o.token and t.prefetched_until is not null
+      and not {schema}.is_overdue(t) and not {schema}.is_replaced(t)
       and not exists (select from {schema}.routes r join {schema}.queues q on q.name = r.queue
                       where r.id = t.route_id and q.paused_at is not null)
     returning t.id, t.attempt, least(t.start_to_close, extract(epoch from t.close_by - now())::double precision);
-    perform {schema}.end_overdue(array(
+    perform {schema}.end_unstartable(array(
         select t.id from unnest(ids, held_tokens) o(id, token)
         join {schema}.tasks t on t.id = o.id and t.token = o.token and t.prefetched_until is not null));
     perform {schema}.release(array_agg(t.id order by t.id), array_agg(t.token order by t.id)) from unnest(ids, held_tokens) o(id, token)
@@ -153,20 +160,30 @@ create or replace function {schema}.is_overdue(t {schema}.tasks) returns boolean
         select t.start_by <= {schema}.queue_time(r.queue) from {schema}.routes r where r.id = t.route_id), false) end
 $$;
 
--- Fail the overdue ones among tasks that have not started; returns how many. Their lanes are left to the next who
--- looks.
-create or replace function {schema}.end_overdue(ids bigint[]) returns integer language plpgsql volatile as $$
+-- Whether another task has taken over the key of one that has not started: it ran when that was decided, and was given
+-- back or retried before the replacing transaction committed.
+create or replace function {schema}.is_replaced(t {schema}.tasks) returns boolean language sql stable as $$
+    select t.key is not null and exists (select from {schema}.replaced p where p.task_id = t.id)
+$$;
+
+-- End those of these tasks that have not started and may not start any more; returns how many. Their lanes are left to the
+-- next who looks.
+create or replace function {schema}.end_unstartable(ids bigint[]) returns integer language plpgsql volatile as $$
 declare
     ended integer;
 begin
     select count(f) into ended from {schema}.tasks t
+    left join {schema}.replaced p on p.task_id = t.id
     cross join lateral {schema}.end_tasks(
-        array[t.id], array[t.token], array['failed'], array[null::jsonb],
-        array[case when t.close_by <= now()
+        array[t.id], array[t.token], array[case when p.task_id is null then 'failed' else 'cancelled' end],
+        array[null::jsonb],
+        array[case when p.task_id is not null then 'replaced by task ' || p.by_id
+              when t.close_by <= now()
               then 'TimeoutError: schedule_to_close of ' || t.schedule_to_close || ' s has passed'
               else 'TimeoutError: not started within schedule_to_start of ' || t.schedule_to_start || ' s' end],
         array[null::text]) f
-    where t.id = any(ids) and {schema}.is_overdue(t);
+    where t.id = any(ids) and (t.state <> 'running' or t.prefetched_until is not null)
+      and (p.task_id is not null or {schema}.is_overdue(t));
     return ended;
 end $$;
 

@@ -82,7 +82,8 @@ begin
         select t.id from {schema}.tasks t where t.lane = wanted and t.state = 'blocked'
         order by t.priority desc, t.scheduled_at, t.id limit greatest(room, 0) for update skip locked
     ) b;
-    update {schema}.tasks t set state = 'pending' where t.id = any(chosen);
+    update {schema}.tasks t
+    set state = case when t.crashes > 0 then 'suspect' else 'pending' end::{schema}.task_state where t.id = any(chosen);
     if room > coalesce(cardinality(chosen), 0)
             and exists (select from {schema}.tasks t where t.lane = wanted and t.state = 'blocked') then
         -- Another transaction holds it, and tells nobody if it is rolled back: the next who looks tries again.
@@ -101,7 +102,8 @@ begin
         exit when not found or (-worst.priority::bigint, worst.scheduled_at, worst.id)
                              < (-best.priority::bigint, best.scheduled_at, best.id);
         update {schema}.tasks t
-        set state = case when t.id = best.id then 'pending' else 'blocked' end::{schema}.task_state
+        set state = case when t.id <> best.id then 'blocked' when t.crashes > 0 then 'suspect'
+                         else 'pending' end::{schema}.task_state
         where t.id in (best.id, worst.id);
         chosen := chosen || best.id;
     end loop;

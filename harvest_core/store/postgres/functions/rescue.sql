@@ -48,22 +48,30 @@ begin
             quarantined := quarantined + 1;
         end if;
     end loop;
-    update {schema}.tasks t
-    set state = case when t.crashes > 0 or t.id = any(crashed_ids) then 'suspect' else 'pending' end::{schema}.task_state,
-        crashes = t.crashes + case when t.id = any(crashed_ids) then 1 else 0 end,
-        start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
-        token = null, worker_id = null, deadline = null, prefetched_until = null
-    where t.id = any(lost_ids) and t.state = 'running';
+    with given as (
+        update {schema}.tasks t
+        set state = case when t.prefetched_until is null and t.lane is not null then 'blocked'
+                         when t.crashes > 0 or t.id = any(crashed_ids) then 'suspect'
+                         else 'pending' end::{schema}.task_state,
+            crashes = t.crashes + case when t.id = any(crashed_ids) then 1 else 0 end,
+            start_by = case when t.prefetched_until is not null then t.start_by end,  -- it did start in time
+            token = null, worker_id = null, deadline = null, prefetched_until = null
+        where t.id = any(lost_ids) and t.state = 'running'
+        returning t.state, t.lane, t.claimed_at
+    )
+    insert into {schema}.lane_news (lane, started_at) select g.lane, g.claimed_at from given g where g.state = 'blocked';
     perform {schema}.end_tasks(ended_ids, ended_tokens, ended_states, null, ended_texts, null);
 
     for late in
         select t.id, t.token, t.prefetched_until is not null as prefetched, t.start_to_close,
-               t.attempt < t.max_attempts and (t.close_by is null or now() < t.close_by) as again,
+               t.cancelled_at is not null  -- as which it ends there
+                   or t.attempt < t.max_attempts and (t.close_by is null or now() < t.close_by) as again,
                case when now() >= t.close_by then 'TimeoutError: schedule_to_close of ' || t.schedule_to_close || ' s has passed'
                     when now() >= t.claimed_at + make_interval(secs => t.start_to_close)
                     then 'TimeoutError: start_to_close of ' || t.start_to_close || ' s has passed'
                     else 'TimeoutError: no heartbeat for ' || t.heartbeat || ' s' end as text,
-               least(coalesce(a.retry_initial, 1) * coalesce(a.retry_factor, 2) ^ least(t.attempt - 1, 60),
+               least(coalesce(a.retry_initial, 1) * coalesce(a.retry_factor, 2)
+                         ^ least(t.attempt - 1, 250 / nullif(log(coalesce(a.retry_factor, 2)), 0)),  -- or it overflows
                      coalesce(a.retry_maximum, 3600)) * (1 - random() * coalesce(a.retry_jitter, 0.25)) as wait
         from {schema}.tasks t
         left join {schema}.routes r on r.id = t.route_id left join {schema}.activities a on a.name = r.name
@@ -92,7 +100,7 @@ begin
       and not exists (select from {schema}.tasks t where t.state = 'running' and t.worker_id = w.id);
     orphaned := cardinality(lost_ids) + cardinality(ended_ids);
     timed_out := done;
-    overdue := {schema}.end_overdue({schema}.overdue_tasks(batch));
+    overdue := {schema}.end_unstartable({schema}.overdue_tasks(batch));
     -- At the end, and once: it locks the lanes of all that ended, in their order.
     perform {schema}.retry(again_ids, again_tokens, again_waits, again_texts, null);
     return next;
