@@ -100,7 +100,7 @@ class Payloads:
         what, form = f"the result of {name!r}", self._result_form(name)
         if form is not None:
             value = self._judged(lambda: form.out(value), what, showing=self.codec is None)
-        remedy = "name the type in the hint of what the function returns"
+        remedy = "name the type in the hint of what the function returns" if name in self.signatures else ""
         if self.codec is None:
             _refuse_reserved(value, what)
             return _plain_text(value, what, remedy)

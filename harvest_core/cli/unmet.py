@@ -44,7 +44,7 @@ def tell_not_cancelled(found: Statuses, queue: str | None, activity: str | None)
         elif not reason and status.stopping:
             reason = "it runs, and was asked to stop before"
         if reason:
-            _tell("warning", f"task {status.id} is not cancelled: {reason}")
+            _tell("warning", f"task {status.id} is left as it is: {reason}")
 
 
 def tell_not_put_back(
