@@ -273,12 +273,11 @@ def _plugin_options(
 
 
 def _feature_problems(plugins: Sequence[Plugin] | Any, backend: Backend) -> list[Problem]:
-    offered = ", ".join(sorted(backend.features))
     return [
         Problem(
             "backend.missing-feature",
             f"plugin {plugin.slug!r}",
-            f"{plugin.slug} needs {feature}; the {backend.name} backend offers only {offered}",
+            f"needs the feature {feature}, which the {backend.name} backend lacks",
             f"use PostgreSQL, or disable the plugin; see {PAGE}",
         )
         for plugin in plugins

@@ -57,7 +57,7 @@ class Task:
 
     async def retry(self) -> bool:
         """Put it back with all its attempts after it failed or was cancelled; False where that cannot be."""
-        return bool(await self._client.retry(self.id, states=("failed", "cancelled")))
+        return bool(await self._client.retry(self.id))
 
     async def status(self) -> TaskStatus:
         """Return the task as it stands.
@@ -182,11 +182,11 @@ class Client(ScheduleClient):
 
     async def result(self, task_id: int, timeout: float | str | None = None) -> Any:
         """Wait for a task's end and return its result; see `Task.result`."""
-        end = None if timeout is None else self._clock() + seconds(timeout)
+        limit, start = None if timeout is None else seconds(timeout), self._clock()
         pause = 0.01
         while not (found := await self.status(task_id)).finished:
-            if end is not None and self._clock() >= end:
-                msg = f"task {task_id} is {found.state} after {timeout} s (attempt {found.attempt}); it goes on"
+            if limit is not None and self._clock() - start >= limit:
+                msg = f"task {task_id} is {found.state} after {limit:g} s (attempt {found.attempt}); it goes on"
                 raise TimeoutError(msg)
             await self._sleep(pause)
             pause = min(pause * 1.5, 0.25)
@@ -223,7 +223,7 @@ class Client(ScheduleClient):
         *task_ids: int,
         queue: str | None = None,
         activity: RegisteredActivity[..., Any] | str | None = None,
-        states: Sequence[str] = ("failed",),
+        states: Sequence[str] | None = None,
         since: datetime | None = None,
     ) -> list[int]:
         """Put finished tasks back with all their attempts, under the same ids, and return these ids.
@@ -234,12 +234,14 @@ class Client(ScheduleClient):
             task_ids: ids of tasks; none for any.
             queue: name of a queue.
             activity: an activity or its name.
-            states: `failed`, `cancelled` or both.
+            states: `failed`, `cancelled` or both; unless given both for task_ids, and without them `failed`.
             since: only those that ended then or later; with a time zone.
 
         Raises:
             HarvestError: nothing was given but states: all tasks at once is refused.
         """
+        if states is None:
+            states = ("failed", "cancelled") if task_ids else ("failed",)
         if unknown := [state for state in states if state not in ("failed", "cancelled")]:
             msg = f"retry of {unknown[0]!r} tasks: only failed and cancelled tasks can be put back"
             raise HarvestError(msg)

@@ -70,7 +70,7 @@ def new_task(build: Build, call: Call) -> NewTask:
     elsewhere = options.pop("elsewhere", False)
     if activity is None and not elsewhere:
         hint = near_match(name, build.runnable) or f"it has {', '.join(build.runnable) or 'none'}"
-        msg = f"this app has no activity {name!r}: {hint}; pass elsewhere=True where another app has it"
+        msg = f"this app has no activity {name!r} ({hint}); pass elsewhere=True where another app has it"
         raise UnknownActivityError(msg)
     if activity is not None and activity.local:
         msg = f"{name!r} is a local activity: it runs inline in a workflow and is never enqueued"
@@ -101,7 +101,7 @@ def _stamped(build: Build, name: str, options: dict[str, Any]) -> dict[str, Json
         if slug is None:
             known = [*ENQUEUE_OPTIONS, *build.enqueue_options]
             hint = near_match(option, known) or f"options are {', '.join(known)}"
-            msg = f"enqueue of {name!r}: no option {option!r}: {hint}; the activity's own keywords go through kwargs="
+            msg = f"enqueue of {name!r}: no option {option!r} ({hint}); the activity's own keywords go through kwargs="
             raise EnqueueError(msg)
         given.setdefault(slug, {})[option] = options.pop(option)
     traits = {slug: build.policies.plugins[slug].stamp(values) for slug, values in given.items()}

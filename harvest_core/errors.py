@@ -11,6 +11,14 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 
+def page(title: str) -> str:
+    """Return the words that name a page of the documentation, which an installed package does not bring."""
+    return f'the page "{title}" of Harvest\'s documentation'
+
+
+ROLES = page("Give each program the rights it needs")
+
+
 @attrs.frozen
 class Problem:
     """One fault or warning found while building, in words a reader can act on.
@@ -137,7 +145,7 @@ class MissingRightError(DatabaseUnavailableError):
         self.role, self.denied = role, denied
 
     def __str__(self) -> str:
-        return f"role {self.role!r} lacks a right: {self.denied}; docs/how-to/roles.md says what a role is granted"
+        return f"role {self.role!r} lacks a right: {self.denied}; {ROLES} says what a role is granted"
 
 
 class SchemaError(HarvestError):

@@ -17,24 +17,25 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TEXT_LIMIT = 64 * 1024
 
 
-def encode(value: Any, what: str) -> str:
+def encode(value: Any, what: str, remedy: str = "") -> str:
     """Return value as JSON text that PostgreSQL's jsonb takes.
 
     Args:
         value: what the user gave.
         what: its name for messages, e.g. `arguments of 'send_mail'`.
+        remedy: what else than passing other values helps where JSON does not know a type.
 
     Raises:
         PayloadError: it is not JSON, holds a NUL character or half a surrogate pair, or is over the limit.
     """
-    text = json_text(value, what)
+    text = json_text(value, what, remedy)
     if len(text) > LIMIT or (not text.isascii() and len(text.encode()) > LIMIT):
         msg = f"{what}: takes more than {LIMIT // 1024 // 1024} MB; store it elsewhere and pass a reference"
         raise PayloadError(msg)
     return text
 
 
-def json_text(value: Any, what: str) -> str:
+def json_text(value: Any, what: str, remedy: str = "") -> str:
     """Return value as JSON text of any length, as `encode` does otherwise."""
     try:
         text = _ENCODER.encode(value)
@@ -43,7 +44,9 @@ def json_text(value: Any, what: str) -> str:
         if isinstance(error, ValueError):  # Python's own words differ between versions
             circular = "ircular" in reason
             reason = "it contains itself" if circular else "it holds a number that is not finite, or too long"
-        msg = f"{what}: not JSON: {reason}; pass text, finite numbers, lists and mappings with text keys"
+            remedy = ""
+        advice = f"pass text, finite numbers, lists and mappings with text keys{remedy and f', or {remedy}'}"
+        msg = f"{what}: not JSON: {reason}; {advice}"
         raise PayloadError(msg) from None
     except RecursionError:
         msg = f"{what}: nested too deeply for JSON; pass a flatter value or a reference"

@@ -61,10 +61,11 @@ class Payloads:
             except TypeError as error:
                 msg = f"{what}: {error}"
                 raise EnqueueError(msg) from None
+        remedy = "" if signature is None else "name the type in the parameter's type hint"
         if self.codec is None:
             _refuse_reserved(kwargs, what)
-            return _plain_text(args, what), _plain_text(kwargs, f"keyword arguments of {name!r}")
-        return "[]", self._encoded([args, kwargs], what, self.codec)
+            return _plain_text(args, what, remedy), _plain_text(kwargs, f"keyword arguments of {name!r}", remedy)
+        return "[]", self._encoded([args, kwargs], what, self.codec, remedy)
 
     def arguments(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments for which a task's stored JSON stands.
@@ -99,10 +100,11 @@ class Payloads:
         what, form = f"the result of {name!r}", self._result_form(name)
         if form is not None:
             value = self._judged(lambda: form.out(value), what, showing=self.codec is None)
+        remedy = "name the type in the hint of what the function returns" if name in self.signatures else ""
         if self.codec is None:
             _refuse_reserved(value, what)
-            return _plain_text(value, what)
-        return self._encoded(value, what, self.codec)
+            return _plain_text(value, what, remedy)
+        return self._encoded(value, what, self.codec, remedy)
 
     def result(self, name: str, stored: Any) -> Any:
         """Return the result for which stored JSON stands; raises PayloadError as `arguments` does."""
@@ -119,8 +121,8 @@ class Payloads:
             return list(args), dict(kwargs)
         return self._judged(lambda: signature.into(args, kwargs), what, showing=showing)
 
-    def _encoded(self, value: Any, what: str, codec: Codec) -> str:
-        text = json_text(value, what)
+    def _encoded(self, value: Any, what: str, codec: Codec, remedy: str) -> str:
+        text = json_text(value, what, remedy)
         require_text_keys([value], what)
         return encode(codec.encoded(text, what), what)
 
@@ -138,8 +140,8 @@ class Payloads:
         raise PayloadError(msg)
 
 
-def _plain_text(value: Any, what: str) -> str:
-    text = encode(value, what)
+def _plain_text(value: Any, what: str, remedy: str) -> str:
+    text = encode(value, what, remedy)
     require_text_keys([value], what)
     return text
 

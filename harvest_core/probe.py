@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from harvest_core.errors import HookError, Problem
+from harvest_core.errors import HookError, Problem, page
 from harvest_core.model import Tick
 from harvest_core.policies import Policies
 from harvest_core.store.postgres.database import Database
 from harvest_core.store.postgres.probe import refusals
+
+_PAGE = page("Write a policy of your own")
 
 
 async def probe(database: Database, policies: Policies, tick: Tick) -> list[Problem]:
@@ -27,7 +29,7 @@ async def probe(database: Database, policies: Policies, tick: Tick) -> list[Prob
             "clause.refused",
             f"plugin {clause.plugin!r}",
             f"hook filter_clause: the clause {clause.clause.sql.strip()!r} {reason}",
-            "see docs/how-to/custom-policy.md",
+            f"see {_PAGE}",
         )
         for clause, reason in await refusals(database, clauses, samples)
     ]

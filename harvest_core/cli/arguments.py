@@ -1,4 +1,4 @@
-"""Values on a command line: JSON, or JSON where it is one and text where it is not."""
+"""Values on a command line: JSON, or JSON where it is one and text where it is not; numbers, ids of tasks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import json
 from typing import Any, NoReturn
 
 import click
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range, called so where something else was typed."""
+
+    name = "whole number"
+
+
+TASK_ID = WholeNumber(1, 2**63 - 1)
+"""Type of an argument that is a task's id."""
 
 
 def json_value(text: str, what: str) -> Any:

@@ -7,6 +7,7 @@ import asyncio
 import click
 
 from harvest_core.build import Build
+from harvest_core.cli.arguments import WholeNumber
 from harvest_core.cli.locate import Source, client_build, locating
 from harvest_core.cli.output import answer, json_option, json_text, line
 from harvest_core.connect import opened, opened_file
@@ -24,9 +25,7 @@ def db() -> None:
 @db.command("migrate")
 @locating
 @click.option("--sql", "as_sql", is_flag=True, help="Print the migrations as plain SQL; no database is needed.")
-@click.option(
-    "--from", "since", type=click.IntRange(0), help="With --sql: the version that the schema is at, 0 for none."
-)
+@click.option("--from", "since", type=WholeNumber(0), help="With --sql: the version that the schema is at, 0 for none.")
 @json_option
 def migrate(*, source: Source, as_sql: bool, since: int | None, as_json: bool) -> None:
     """Run the migrations that the database lacks.

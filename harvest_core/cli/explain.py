@@ -8,6 +8,7 @@ import attrs
 import click
 
 from harvest_core.build import Build
+from harvest_core.cli.arguments import TASK_ID
 from harvest_core.cli.locate import Source, app_or_client_build, locating
 from harvest_core.cli.output import answer, fields, json_option, line
 from harvest_core.connect import connected
@@ -18,7 +19,7 @@ _ELIGIBLE = {True: "may take it", False: "may not take it", None: "not judged"}
 
 
 @click.command("explain")
-@click.argument("task_id", metavar="TASK", type=click.IntRange(1, 2**63 - 1))
+@click.argument("task_id", metavar="TASK", type=TASK_ID)
 @locating
 @json_option
 def explain(*, source: Source, task_id: int, as_json: bool) -> None:

@@ -148,6 +148,7 @@ def client_build(source: Source, *, offline: bool = False) -> Build:
     setup = source.configuration()
     if source.app or (setup.config.harvest.dsn is None and setup.config.harvest.app):
         return _bare(load_app(source).setup)
+    _raise_problems(setup)  # a misspelt HARVEST_DSN, above all
     if source.file is None and setup.config.harvest.dsn is None and not offline:
         msg = f"no database is named: there is no {_DEFAULT} here; give --config, --app, HARVEST_APP or HARVEST_DSN"
         raise click.UsageError(msg)

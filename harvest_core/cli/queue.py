@@ -11,6 +11,7 @@ import click
 
 from harvest_core.cli.locate import Source, client_build, locating
 from harvest_core.cli.output import answer, json_option, line, table
+from harvest_core.cli.unmet import tell_unknown_names
 from harvest_core.client import Client
 
 _R = TypeVar("_R")
@@ -49,7 +50,12 @@ def list_queues(*, source: Source, as_json: bool) -> None:
 @json_option
 def pause(*, source: Source, name: str, as_json: bool) -> None:
     """Pause a queue for every claim that starts from now on; running tasks go on."""
-    _ask(source, lambda client: client.pause_queue(name))
+
+    async def paused(client: Client) -> None:
+        await client.pause_queue(name)
+        await tell_unknown_names(client.database, name, None)
+
+    _ask(source, paused)
     answer({"name": name, "paused": True}, line(f"queue {name!r} is paused"), as_json=as_json)
 
 
@@ -59,7 +65,14 @@ def pause(*, source: Source, name: str, as_json: bool) -> None:
 @json_option
 def resume(*, source: Source, name: str, as_json: bool) -> None:
     """Resume a queue."""
-    resumed = _ask(source, lambda client: client.resume_queue(name))
+
+    async def went_on(client: Client) -> bool:
+        resumed = await client.resume_queue(name)
+        if not resumed:
+            await tell_unknown_names(client.database, name, None)
+        return resumed
+
+    resumed = _ask(source, went_on)
     text = f"queue {name!r} goes on" if resumed else f"queue {name!r} was not paused"
     answer({"name": name, "paused": False, "resumed": resumed}, line(text), as_json=as_json)
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from harvest_core.cli.arguments import json_value, refuse_options
+from harvest_core.cli.arguments import TASK_ID, json_value, refuse_options
 from harvest_core.cli.locate import Source, app_or_client_build, client_build, locating, named_app
 from harvest_core.cli.output import answer, fields, inline, json_option, line
+from harvest_core.cli.unmet import statuses, tell_not_cancelled, tell_not_put_back, tell_unknown_names, unknown
 from harvest_core.client import Client, Task
 from harvest_core.codec import encoded_by
 from harvest_core.enqueue import ON_CONFLICT
@@ -21,7 +22,6 @@ from harvest_core.errors import UnknownActivityError
 from harvest_core.store.postgres.control import Cancelled
 from harvest_core.store.postgres.inspect import TaskStatus
 
-_BIGGEST_ID = 2**63 - 1
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -29,7 +29,7 @@ def _filtered(function: _F) -> _F:
     """Give a command ids of tasks, `--queue` and `--activity`."""
     function = click.option("--activity", help="Tasks of this activity.")(function)
     function = click.option("--queue", help="Tasks of this queue.")(function)
-    return click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, _BIGGEST_ID))(function)
+    return click.argument("ids", metavar="[ID]...", nargs=-1, type=TASK_ID)(function)
 
 
 @click.group()
@@ -89,7 +89,7 @@ def enqueue(
 
 
 @task.command("show")
-@click.argument("task_id", metavar="ID", type=click.IntRange(1, _BIGGEST_ID))
+@click.argument("task_id", metavar="ID", type=TASK_ID)
 @locating
 @json_option
 def show(*, source: Source, task_id: int, as_json: bool) -> None:
@@ -109,17 +109,20 @@ def cancel(
 ) -> None:
     """Cancel tasks by IDS or by queue and activity.
 
-    What does not run ends at once. Running attempts are asked to stop.
+    What does not run ends at once. Running attempts are asked to stop. An id that is not known makes the exit code 1.
     """
     _require_filter("cancel", "IDs, --queue or --activity", ids, queue, activity)
-    done = asyncio.run(_cancel(source, ids, queue, activity, reason))
+    done, missing = asyncio.run(_cancel(source, ids, queue, activity, reason))
     text = f"{_tasks(done.ended)} cancelled" + (f", {_tasks(done.asked)} asked to stop" if done.asked else "")
-    answer({"cancelled": done.ended, "asked": done.asked}, line(text), as_json=as_json)
+    answer({"cancelled": done.ended, "asked": done.asked, "unknown": missing}, line(text), as_json=as_json)
+    click.get_current_context().exit(1 if missing else 0)
 
 
 @task.command("retry")
 @_filtered
-@click.option("--state", type=click.Choice(["failed", "cancelled"]), default="failed", show_default=True)
+@click.option(
+    "--state", type=click.Choice(["failed", "cancelled"]), help="Unless given failed, and for IDs cancelled too."
+)
 @click.option(
     "--since", metavar="TIME", help='Only what ended then or later: "2026-12-01T08:00+00:00"; UTC unless given.'
 )
@@ -131,17 +134,20 @@ def retry(
     ids: tuple[int, ...],
     queue: str | None,
     activity: str | None,
-    state: str,
+    state: str | None,
     since: str | None,
     as_json: bool,
 ) -> None:
     """Put failed or cancelled tasks back, with all their attempts, by IDS or by queue, activity and time.
 
-    A task whose key another one has by now stays.
+    IDS go back from both states, all others only from failed unless --state says otherwise. A task whose key another
+    one has by now stays. An id that is not known makes the exit code 1.
     """
     _require_filter("retry", "IDs, --queue, --activity or --since", ids, queue, activity, since)
-    back = asyncio.run(_retry(source, ids, queue, activity, state, None if since is None else _moment(since)))
-    answer({"retried": back}, line(f"{_tasks(len(back))} put back"), as_json=as_json)
+    states, moment = None if state is None else [state], None if since is None else _moment(since)
+    back, missing = asyncio.run(_retry(source, ids, queue, activity, states, moment))
+    answer({"retried": back, "unknown": missing}, line(f"{_tasks(len(back))} put back"), as_json=as_json)
+    click.get_current_context().exit(1 if missing else 0)
 
 
 async def _enqueue(
@@ -158,16 +164,31 @@ async def _enqueue(
 
 async def _cancel(
     source: Source, ids: Sequence[int], queue: str | None, activity: str | None, reason: str
-) -> Cancelled:
+) -> tuple[Cancelled, list[int]]:
     async with Client(client_build(source)) as client:
-        return await client.cancel(*ids, queue=queue, activity=activity, reason=reason)
+        before = await statuses(client.database, ids)
+        done = await client.cancel(*ids, queue=queue, activity=activity, reason=reason)
+        tell_not_cancelled(before, queue, activity)
+        if not (done.ended or done.asked):
+            await tell_unknown_names(client.database, queue, activity)
+        return done, unknown(before)
 
 
 async def _retry(
-    source: Source, ids: Sequence[int], queue: str | None, activity: str | None, state: str, since: datetime | None
-) -> list[int]:
+    source: Source,
+    ids: Sequence[int],
+    queue: str | None,
+    activity: str | None,
+    states: Sequence[str] | None,
+    since: datetime | None,
+) -> tuple[list[int], list[int]]:
     async with Client(client_build(source)) as client:
-        return await client.retry(*ids, queue=queue, activity=activity, states=[state], since=since)
+        back = await client.retry(*ids, queue=queue, activity=activity, states=states, since=since)
+        left = await statuses(client.database, (task_id for task_id in ids if task_id not in back))
+        tell_not_put_back(left, queue, activity, states, since)
+        if not back:
+            await tell_unknown_names(client.database, queue, activity)
+        return back, unknown(left)
 
 
 def _require_filter(action: str, options: str, *given: object) -> None:

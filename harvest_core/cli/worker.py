@@ -12,6 +12,7 @@ import click
 
 from harvest_core import registry
 from harvest_core.build import Build
+from harvest_core.cli.arguments import WholeNumber
 from harvest_core.cli.locate import Source, database_address, load_app, locating
 from harvest_core.cli.output import answer, json_option
 from harvest_core.cli.serve import leave_stuck_threads, metrics_served, serve
@@ -52,7 +53,7 @@ def worker() -> None:
 @worker.command("run", cls=WorkerCommand)
 @click.argument("app", required=False)
 @click.option("--queue", "queues", multiple=True, help="Queue to poll, in place of worker.queues; may be repeated.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve /metrics on 127.0.0.1; 0 for a free port.")
+@click.option("--metrics-port", type=WholeNumber(0, 65535), help="Serve /metrics on 127.0.0.1; 0 for a free port.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

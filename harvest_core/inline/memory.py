@@ -172,9 +172,11 @@ class Memory:
         )
 
     def end(self, task: InlineTask, state: str, error: str | None = None, traceback: str | None = None) -> None:
-        """End a task; an error or a traceback that is not given stays as it was."""
+        """End a task; an error or a traceback that is not given stays as it was, but a completed task has none."""
         task.state, task.finished_at, task.stop = state, self._now(), None
-        task.error, task.traceback = error or task.error, traceback or task.traceback
+        completed = state == "completed"
+        task.error = None if completed else error or task.error
+        task.traceback = None if completed else traceback or task.traceback
         self.ended.append(task)
 
     def cancel(self, selection: Selection, reason: str) -> Cancelled:
@@ -216,7 +218,10 @@ class Memory:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        msg = "schedules and settings live in a database, and app.testing() has none; test them with a real one"
+        msg = (
+            "schedules, settings, claimers and the list of queues need a database, and app.testing() has none; "
+            "test them with a real one"
+        )
         raise HarvestError(msg)
 
     def _holder(self, new: NewTask) -> InlineTask | None:
@@ -248,7 +253,7 @@ class Memory:
 
     def _selected(self, selection: Selection, verb: str, *, elsewise: bool = False) -> list[InlineTask]:
         if selection == Selection() and not elsewise:
-            msg = f"{verb} of all tasks at once is refused; Give ids, a queue or a name."
+            msg = f"{verb} of all tasks at once is refused; give ids, a queue or a name"
             raise HarvestError(msg)
         return [
             task

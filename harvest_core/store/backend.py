@@ -6,10 +6,10 @@ from pathlib import Path
 
 import attrs
 
-from harvest_core.errors import BackendError
+from harvest_core.errors import BackendError, page
 from harvest_core.model import Feature
 
-PAGE = "docs/explanation/backends.md"
+PAGE = page("Backends and features")
 """Says why a backend lacks what it lacks."""
 
 _FILE = "sqlite:///"
@@ -31,7 +31,7 @@ class Backend:
 
     def refusal(self, what: str) -> str:
         """Return the sentence that refuses what only PostgreSQL can do."""
-        return f"{what} needs PostgreSQL; the {self.name} backend offers only order, and {PAGE} says why"
+        return f"{what} needs PostgreSQL, and harvest.dsn names the {self.name} backend; {PAGE} says why"
 
     def require(self, what: str) -> None:
         """Let pass where the backend has every feature.

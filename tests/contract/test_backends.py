@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -357,11 +358,39 @@ async def test_cancel_and_retry_by_hand(world):
             holder = await client.enqueue(work, key="k", delay="1h")
             assert not await waiting.retry()
             await holder.cancel()
-            assert await client.retry(waiting.id, states=["cancelled"]) == [waiting.id]
+            assert await client.retry(activity=work) == []  # in bulk only what has failed
+            assert await client.retry(waiting.id, states=["failed"]) == []
+            assert await client.retry(waiting.id) == [waiting.id]
             assert await waiting.result(timeout=PATIENCE) == 1
         for action in (client.cancel(), client.retry()):
             with pytest.raises(HarvestError, match="of all tasks at once is refused; give ids, a queue or a name"):
                 await action
+
+
+async def test_a_completed_task_has_no_error(world):
+    """K8, K13: neither of an attempt before nor of a cancel that came too late for a plain function."""
+    app, begun = world.app(), asyncio.Event()
+
+    @app.activity(retry=Retry(initial=0.01))
+    async def flaky():
+        if current_task().attempt == 1:
+            raise ValueError("not yet")
+
+    @app.activity
+    def stubborn():
+        main.call_soon_threadsafe(begun.set)
+        while not current_task().cancelled:
+            time.sleep(0.01)
+
+    main = asyncio.get_running_loop()
+    async with app.client() as client, running(app):
+        again, late = await client.enqueue(flaky), await client.enqueue(stubborn)
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        assert await late.cancel("stop it") == Cancelled(0, 1)
+        for handle in (again, late):
+            await handle.result(timeout=PATIENCE)
+            status = await handle.status()
+            assert (status.state, status.error, status.traceback) == ("completed", None, None)
 
 
 async def test_run_once_follows_up(world):

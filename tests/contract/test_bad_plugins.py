@@ -46,7 +46,8 @@ def problems(*lines) -> str:
 
 
 def refused(fault) -> str:
-    return problems(f"clause.refused  plugin 'bad': hook filter_clause: {fault} (see docs/how-to/custom-policy.md)")
+    hint = 'see the page "Write a policy of your own" of Harvest\'s documentation'
+    return problems(f"clause.refused  plugin 'bad': hook filter_clause: {fault} ({hint})")
 
 
 def hook_fault(fault) -> str:

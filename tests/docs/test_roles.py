@@ -172,7 +172,7 @@ async def test_a_missing_right_is_named(roles, harvest_database):
             pass
     assert str(denied.value) == (
         "role 'harvest_worker' lacks a right: permission denied for schema harvest; "
-        "docs/how-to/roles.md says what a role is granted"
+        'the page "Give each program the rights it needs" of Harvest\'s documentation says what a role is granted'
     )
     await granted(roles)
     with pytest.raises(

@@ -62,19 +62,113 @@ def test_cancel(harvest, sql):
     said = harvest("task", "cancel", "--queue", "mail", "--activity", "send")
     assert said == (0, "1 task cancelled, 1 task asked to stop\n", "")
     code, out, _ = harvest("task", "cancel", "--activity", "work", "--json")
-    assert (code, json.loads(out)) == (0, {"cancelled": 1, "asked": 0})
-    assert harvest("task", "cancel", "17") == (0, "0 tasks cancelled\n", "")
+    assert (code, json.loads(out)) == (0, {"cancelled": 1, "asked": 0, "unknown": []})
+
+
+UNKNOWN = "error: task 17 is not known: it was never enqueued here, or its retention has passed\n"
+
+
+def test_ids_that_a_cancel_does_not_meet(harvest, sql):
+    """Each is told with the reason, and the others are cancelled; one that is not known is a fault (O2)."""
+    sql("update tasks set state = 'running', token = 1, worker_id = gen_random_uuid() where id = 2")
+    harvest("task", "cancel", "1", "2")
+    assert harvest("task", "cancel", "17", "1", "2", "3", "1") == (
+        1,
+        "1 task cancelled\n",
+        "warning: task 1 is left as it is: it is cancelled already\n"
+        "warning: task 2 is left as it is: it runs, and was asked to stop before\n" + UNKNOWN,
+    )
+    code, out, err = harvest("task", "cancel", "17", "--json")
+    assert (code, json.loads(out), err) == (1, {"cancelled": 0, "asked": 0, "unknown": [17]}, UNKNOWN)
+    assert harvest("task", "cancel", "4", "--queue", "mail") == (
+        0,
+        "0 tasks cancelled\n",
+        "warning: task 4 is left as it is: it is of the queue 'b'\n",
+    )
+    assert harvest("task", "cancel", "4", "--activity", "send") == (
+        0,
+        "0 tasks cancelled\n",
+        "warning: task 4 is left as it is: it is of the activity 'work'\n",
+    )
+
+
+def test_names_that_nothing_knows(harvest, sql):
+    """Told with the nearest one that something knows; a queue may be paused before its first task (O2)."""
+    said = "warning: no unfinished task, worker, activity or schedule in the database names the "
+    queue, activity = f"{said}queue 'mial'; did you mean 'mail'?\n", f"{said}activity 'nope'\n"
+    assert harvest("task", "cancel", "--queue", "mial") == (0, "0 tasks cancelled\n", queue)
+    words = ("--queue", "mial", "--activity", "nope")
+    assert harvest("task", "cancel", *words) == (0, "0 tasks cancelled\n", queue + activity)
+    assert harvest("task", "retry", *words) == (0, "0 tasks put back\n", queue + activity)
+    assert harvest("task", "cancel", "--queue", "b", "--activity", "send") == (0, "0 tasks cancelled\n", "")
+    assert harvest("queue", "resume", "mial") == (0, "queue 'mial' was not paused\n", queue)
+    assert harvest("queue", "pause", "mial") == (0, "queue 'mial' is paused\n", queue)
+    assert harvest("queue", "resume", "mial") == (0, "queue 'mial' goes on\n", "")
+    sql("delete from tasks")
+    sql("delete from routes")
+    assert harvest("queue", "pause", "mail") == (0, "queue 'mail' is paused\n", f"{said}queue 'mail'\n")
+    sql(
+        "insert into workers (id, name, queues, activities, concurrency, plugins, facts, live, ttl, host, pid) "
+        "values (gen_random_uuid(), 'w', '{mail}', '{send}', 1, '{}', '{}', '{}', 30, 'h', 1)"
+    )
+    assert harvest("queue", "pause", "mail") == (0, "queue 'mail' is paused\n", "")
+    assert harvest("task", "cancel", "--activity", "send") == (0, "0 tasks cancelled\n", "")
+
+
+def test_names_on_a_sqlite_file(harvest):
+    """B2: told as on PostgreSQL; tasks and schedules name them there."""
+    file = ("--set", "harvest.dsn=sqlite:///tasks.db")
+    harvest("task", "enqueue", "send", "--elsewhere", "--queue", "mail", *file)
+    said = "warning: no unfinished task, worker, activity or schedule in the database names the queue 'mial'"
+    assert harvest("queue", "pause", "mial", *file) == (
+        0,
+        "queue 'mial' is paused\n",
+        f"{said}; did you mean 'mail'?\n",
+    )
+    assert harvest("queue", "pause", "mail", *file) == (0, "queue 'mail' is paused\n", "")
+    assert harvest("task", "cancel", "17", *file) == (1, "0 tasks cancelled\n", UNKNOWN)
 
 
 def test_retry(harvest, sql):
-    """By id, state and time; what has completed is not put back (K13)."""
+    """By id, state and time; named by its id a cancelled task goes back, too (K13)."""
     harvest("task", "cancel", "--queue", "mail")
-    assert harvest("task", "retry", "1", "2") == (0, "0 tasks put back\n", "")
-    assert harvest("task", "retry", "1", "--state", "cancelled") == (0, "1 task put back\n", "")
+    assert harvest("task", "retry", "--queue", "mail") == (0, "0 tasks put back\n", "")
+    assert harvest("task", "retry", "1") == (0, "1 task put back\n", "")
     sql("update finished set state = 'failed'")
     assert harvest("task", "retry", "--activity", "send", "--since", "2100-01-01") == (0, "0 tasks put back\n", "")
     code, out, _ = harvest("task", "retry", "--since", "2026-01-01T08:00", "--queue", "mail", "--json")
-    assert (code, json.loads(out)) == (0, {"retried": [2, 3]})
+    assert (code, json.loads(out)) == (0, {"retried": [2, 3], "unknown": []})
+
+
+def test_ids_that_a_retry_does_not_meet(harvest, sql):
+    """Each is told with the reason, and the others go back; one that is not known is a fault (O2)."""
+    harvest("task", "cancel", "1", "2", "3")
+    sql("update finished set state = 'completed' where id = 2")
+    sql("update finished set key = 'k' where id = 3")
+    sql("insert into keys (name, key, task_id) values ('send', 'k', 4)")
+    assert harvest("task", "retry", "17", "1", "2", "3", "4") == (
+        1,
+        "1 task put back\n",
+        "warning: task 2 is not put back: it is completed, and only failed and cancelled tasks can be put back\n"
+        "warning: task 3 is not put back: another task has its key 'k'\n"
+        "warning: task 4 is not put back: it is pending, and only failed and cancelled tasks can be put back\n"
+        + UNKNOWN,
+    )
+    code, out, err = harvest("task", "retry", "17", "--json")
+    assert (code, json.loads(out), err) == (1, {"retried": [], "unknown": [17]}, UNKNOWN)
+    nothing = (0, "0 tasks put back\n")
+    assert harvest("task", "retry", "3", "--state", "failed") == (
+        *nothing,
+        "warning: task 3 is not put back: it is cancelled, and --state says failed\n",
+    )
+    assert harvest("task", "retry", "3", "--since", "2100-01-01") == (
+        *nothing,
+        "warning: task 3 is not put back: it ended before --since\n",
+    )
+    assert harvest("task", "retry", "3", "--queue", "b") == (
+        *nothing,
+        "warning: task 3 is not put back: it is of the queue 'mail'\n",
+    )
 
 
 def test_a_bulk_action_without_a_filter(harvest, sql):
@@ -98,7 +192,7 @@ def test_queues(harvest, sql):
     """Listed with depth and age; paused and resumed (K13)."""
     sql("update tasks set scheduled_at = now() - interval '90 seconds' where id = 2")
     assert harvest("queue", "pause", "mail") == (0, "queue 'mail' is paused\n", "")
-    assert harvest("queue", "pause", "empty") == (0, "queue 'empty' is paused\n", "")
+    assert harvest("queue", "pause", "empty")[:2] == (0, "queue 'empty' is paused\n")
     sql("update queues set paused_at = '2026-01-01 02:00Z'")
     code, out, _ = harvest("queue", "list")
     assert code == 0

@@ -130,7 +130,8 @@ async def test_a_running_task_is_asked_and_ends(kernel, outcome, state):
     assert await tasks.asked_to_stop(kernel.database, worker.identity.id) == {task_id}
     assert await cancel(kernel, task_id, reason="again") == Cancelled(0, 0)
     assert await tasks.write_outcomes(kernel.database, [(claim, outcome)]) == {task_id}
-    assert await ended(kernel, task_id) == (state, "no longer wanted")
+    # What has completed keeps no error, the reason of the cancel included.
+    assert await ended(kernel, task_id) == (state, None if state == "completed" else "no longer wanted")
 
 
 @pytest.mark.matrix
@@ -406,6 +407,19 @@ async def test_a_worker_runs_what_was_put_back(kernel):
         assert await task.retry() is True
         assert await task.result(timeout=10) == "now"
         assert await task.retry() is False
+
+
+@pytest.mark.matrix
+async def test_what_a_retry_from_sql_takes_by_itself(kernel):
+    """Named by ids failed and cancelled tasks, by anything else failed ones alone (K13)."""
+    failed, cancelled, done = await kernel.enqueue(count=3)
+    first, second, third = await (worker := await kernel.claimer("work")).take(3)
+    await end(kernel, [first])
+    await end(kernel, [second], "cancelled", "no")
+    await worker.finish([third])
+    assert await kernel.sql("select retry_finished(of_name => 'work')") == [(failed,)]
+    assert await kernel.sql("select retry_finished(of_name => 'work')") == []
+    assert await kernel.sql(f"select retry_finished(array[{failed}, {cancelled}, {done}])") == [(cancelled,)]
 
 
 async def test_what_a_retry_cannot_be_asked(kernel):

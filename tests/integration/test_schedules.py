@@ -418,11 +418,11 @@ async def test_every_fault_of_a_declaration_is_told_at_once(app):
         "schedule.name  schedule 'a': is declared twice (give one of them another name)",
         "schedule.cron  schedule 'a': cron is '0 0 31 2 *': bad day-of-month; expected five fields (minute hour day "
         "month weekday), such as '0 3 * * *', or six with seconds in front, on days that exist",
-        "schedule.enqueue  schedule 'a': this app has no activity 'wrok': did you mean 'work'?; pass elsewhere=True "
+        "schedule.enqueue  schedule 'a': this app has no activity 'wrok' (did you mean 'work'?); pass elsewhere=True "
         "where another app has it",
         "schedule.enqueue  schedule 'b': 'inline' is a local activity: it runs inline in a workflow and is never "
         "enqueued",
-        "schedule.enqueue  schedule 'c': enqueue of 'work': no option 'priorty': did you mean 'priority'?; the "
+        "schedule.enqueue  schedule 'c': enqueue of 'work': no option 'priorty' (did you mean 'priority'?); the "
         "activity's own keywords go through kwargs=",
         "schedule.enqueue  schedule 'd': key is no option of a schedule: ticks have times of their own, and overlap "
         "keeps them apart",

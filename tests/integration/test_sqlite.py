@@ -22,7 +22,10 @@ from harvest_core.connect import connected
 from harvest_core.store.postgres import tasks
 from harvest_core.store.sqlite.database import SqliteDatabase
 
-WHY = "needs PostgreSQL; the sqlite backend offers only order, and docs/explanation/backends.md says why"
+WHY = (
+    'needs PostgreSQL, and harvest.dsn names the sqlite backend; the page "Backends and features" of '
+    "Harvest's documentation says why"
+)
 
 
 def app_on(path, **tables):

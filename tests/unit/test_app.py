@@ -94,12 +94,12 @@ def test_a_local_activity_called_outside_a_workflow_raises() -> None:
 def test_backends_that_lack_a_feature_fail_the_build() -> None:
     """B2: cost hold and flags on SQLite name plugin, feature and backend; weights fit."""
     app = Harvest({"harvest": {"dsn": "sqlite:///tasks.db", "plugins": ["cost_hold", "flags", "weights"]}})
-    hint = "(use PostgreSQL, or disable the plugin; see docs/explanation/backends.md)"
+    hint = '(use PostgreSQL, or disable the plugin; see the page "Backends and features" of Harvest\'s documentation)'
     assert problems(app) == [
-        "backend.missing-feature  plugin 'cost_hold': cost_hold needs skip_list; "
-        f"the sqlite backend offers only order {hint}",
-        "backend.missing-feature  plugin 'flags': flags needs route_clauses; "
-        f"the sqlite backend offers only order {hint}",
+        "backend.missing-feature  plugin 'cost_hold': needs the feature skip_list, which the sqlite backend lacks "
+        f"{hint}",
+        "backend.missing-feature  plugin 'flags': needs the feature route_clauses, which the sqlite backend lacks "
+        f"{hint}",
     ]
     Harvest({"harvest": {"dsn": "sqlite:///tasks.db", "plugins": ["weights"]}}).build()
 

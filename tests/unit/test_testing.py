@@ -287,6 +287,32 @@ def test_without_an_event_loop(tests):
     assert threading.active_count() == before
 
 
+def test_a_blocking_client_is_the_tests_too(tests):
+    """P2: what is asked of it by id or of a queue is done in memory, as for the async client."""
+    kept.pause_queue("mail")
+    task = kept.enqueue(send, "ada@example.org")
+    assert tests.run_sync() == []
+    assert kept.resume_queue("mail") is True
+    assert kept.result(task.id) == "sent to ada@example.org"
+
+
+async def test_by_id_a_cancelled_task_goes_back_and_in_bulk_it_does_not(tests, client):
+    """K13: as in production."""
+    task = await client.enqueue(send, "ada@example.org")
+    await task.cancel()
+    assert await client.retry(activity=send) == []
+    assert await client.retry(task.id) == [task.id]
+
+
+async def test_a_completed_task_has_no_error(tests, client):
+    """K8: an attempt before it failed."""
+    await client.enqueue(flaky, 2)
+    await tests.run()
+    assert [(task.state, task.attempt, task.error, task.traceback) for task in tests.tasks] == [
+        ("completed", 2, None, None)
+    ]
+
+
 async def test_a_connection_of_any_driver_is_taken(client, tests):
     """K10: application code that lends its connection runs on SQLite too."""
     await client.enqueue(send, "ada@example.org", connection=sqlite3.connect(":memory:"))
@@ -295,8 +321,12 @@ async def test_a_connection_of_any_driver_is_taken(client, tests):
 
 async def test_what_needs_a_database_says_so(client):
     """P2: nothing is pretended of what a test without a database cannot show."""
-    text = "schedules and settings live in a database, and app.testing() has none; test them with a real one"
-    for call in (client.settings(), client.schedules(), client.put_schedule("s", send, "a", every="5m")):
+    text = (
+        "schedules, settings, claimers and the list of queues need a database, and app.testing() has none; "
+        "test them with a real one"
+    )
+    calls = (client.settings(), client.schedules(), client.put_schedule("s", send, "a", every="5m"), client.queues())
+    for call in (*calls, client.claimer().__aenter__()):
         with pytest.raises(HarvestError, match=f"^{re.escape(text)}$"):
             await call
     text = "app.testing() is open, in which neither a worker nor another one of it opens; tests.run() runs tasks"

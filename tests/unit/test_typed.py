@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from harvest_core import Harvest
 from harvest_core.errors import BuildError, EnqueueError, PayloadError
 from harvest_core.payload import encode
+from harvest_core.payloads import Payloads
 from harvest_core.typed.form import RefusedError
 from harvest_core.typed.hints import Hints
 
@@ -394,6 +395,33 @@ def test_keys_that_json_would_change_are_refused():
         "the mapping its type in the hint, e.g. dict[int, str]"
     )
     assert call(typed, {1: "a"}) == ([{1: "a"}], {})
+
+
+def test_a_type_that_json_does_not_know_wants_a_hint():
+    """Where the app has the activity the message says so; nothing here knows another app's."""
+
+    def work(price, **more): ...
+
+    app = Harvest({})
+    app.activity(work)
+
+    said = (
+        "work': not JSON: Object of type Decimal is not JSON serializable; pass text, finite numbers, lists and "
+        "mappings with text keys"
+    )
+    hint = ", or name the type in the parameter's type hint"
+    with pytest.raises(PayloadError) as caught:
+        call(work, Decimal(1))
+    assert str(caught.value) == f"arguments of '{said}{hint}"
+    with pytest.raises(PayloadError) as caught:
+        call(work, 1, at=[Decimal(1)])
+    assert str(caught.value) == f"keyword arguments of '{said}{hint}"
+    with pytest.raises(PayloadError) as caught:
+        Payloads().stored_arguments("work", [Decimal(1)], {})
+    assert str(caught.value) == f"arguments of '{said}"
+    with pytest.raises(PayloadError) as caught:
+        app.build().payloads.stored_result("work", Decimal(1))
+    assert str(caught.value) == f"the result of '{said}, or name the type in the hint of what the function returns"
 
 
 def test_arguments_of_another_version():

@@ -181,8 +181,15 @@ def unavailable(
     host, name = (str(parts.get(key) or "") for key in ("host", "dbname"))
     plain = re.fullmatch(r"[\w./-]*", host) and re.fullmatch(r"[\w-]*", name)
     where = f"{host or 'localhost'}:{parts.get('port', 5432)}/{name}" if plain else "the configured address"
-    reason = " ".join(redacted(str(error)).split()) if plain else type(error).__name__
+    reason = _one_line(redacted(str(error))) if plain else type(error).__name__
     return DatabaseUnavailableError(f"the database at {where} cannot be used: {reason}; {advice}")
+
+
+def _one_line(text: str) -> str:
+    """Return libpq's lines as one, without its question whether the server runs: the advice says it better."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    told = "; ".join(line for line in lines if line and not line.startswith("Is the server running"))
+    return told.replace(":; - ", ": ").replace("; - ", "; ")  # the list of all addresses that were tried
 
 
 def _denied(connection: psycopg.AsyncConnection[Any], error: psycopg.Error) -> MissingRightError:

@@ -15,7 +15,7 @@ from harvest_core.store.postgres.database import Database
 
 @attrs.frozen
 class TaskStatus:
-    """A task as it stands. Times are the database's; `result` is set once completed, `error` after a failed attempt."""
+    """A task as it stands. Times are the database's; once completed it has `result`, and no `error` any more."""
 
     id: int
     state: str
@@ -68,6 +68,14 @@ class QueueStatus:
     oldest: float
 
 
+@attrs.frozen
+class Names:
+    """The queues and the activities that something in the database names: unfinished tasks, workers, schedules."""
+
+    queues: frozenset[str]
+    activities: frozenset[str]
+
+
 _STATUS = """
 select t.id, t.state, r.queue, r.name, r.kind, r.traits, t.priority, t.attempt, t.max_attempts, t.scheduled_at,
        t.enqueued_at, t.claimed_at, null::timestamptz, t.worker_id::text, t.key, t.lane, t.crashes,
@@ -108,6 +116,16 @@ with depths as (
 )
 select name, p.paused_at, coalesce(d.pending, 0), coalesce(greatest(0, extract(epoch from now() - d.oldest)), 0)::float8
 from depths d full join paused p using (name) order by name
+"""
+
+_NAMES = """
+select array(
+    select queue from {schema}.routes union select queue from {schema}.activities
+    union select unnest(queues) from {schema}.workers union select options ->> 'queue' from {schema}.schedules
+), array(
+    select name from {schema}.routes union select name from {schema}.activities
+    union select unnest(activities) from {schema}.workers union select activity from {schema}.schedules
+)
 """
 
 
@@ -157,6 +175,13 @@ async def budget_room(database: Database, budget: Budget, activities: Sequence[s
 async def queue_states(database: Database) -> list[QueueStatus]:
     """Return the queues that have pending tasks or are paused, by name. Reads every pending task's index entry."""
     return [QueueStatus(*row) for row in await database.fetch(_QUEUES)]
+
+
+@singledispatch
+async def known_names(database: Database) -> Names:
+    """Return the queues and the activities that unfinished tasks, workers, their activities or schedules name."""
+    ((queues, activities),) = await database.fetch(_NAMES)
+    return Names(frozenset(queues) - {None}, frozenset(activities))
 
 
 async def paused_queues(database: Database) -> frozenset[str]:

@@ -14,7 +14,7 @@ from harvest_core.model import Route
 from harvest_core.plugin import Setting
 from harvest_core.store.postgres import control, inspect, settings
 from harvest_core.store.postgres.control import Cancelled, Selection
-from harvest_core.store.postgres.inspect import QueueStatus, RouteDepth, TaskStatus
+from harvest_core.store.postgres.inspect import Names, QueueStatus, RouteDepth, TaskStatus
 from harvest_core.store.sqlite.database import Transaction, micros, moment, serves
 from harvest_core.store.sqlite.tasks import end
 
@@ -66,6 +66,14 @@ def queue_states(at: Transaction) -> list[QueueStatus]:
         oldest = max((depth.oldest for depth in of_it), default=0.0)
         found.append(QueueStatus(name, paused.get(name), sum(depth.pending for depth in of_it), oldest))
     return found
+
+
+@serves(inspect.known_names, writes=False)
+def known_names(at: Transaction) -> Names:
+    """Return the queues and the activities that tasks and schedules name."""
+    text = "select queue, name from tasks union select json_extract(options, '$.queue'), activity from schedules"
+    rows = at.all(text)
+    return Names(frozenset(row["queue"] for row in rows) - {None}, frozenset(row["name"] for row in rows))
 
 
 @serves(control.cancel)

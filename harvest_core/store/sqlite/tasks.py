@@ -27,8 +27,9 @@ _READY = (
     "order by priority desc, scheduled_at, id limit :most"
 )
 _END = (
-    "update tasks set state = ?, result = ?, error = coalesce(?, error), traceback = coalesce(?, traceback), "
-    "finished_at = ?, token = null, cancelled_at = null where id = ?"
+    "update tasks set state = ?1, result = ?2, error = iif(?1 = 'completed', null, coalesce(?3, error)), "
+    "traceback = iif(?1 = 'completed', null, coalesce(?4, traceback)), "
+    "finished_at = ?5, token = null, cancelled_at = null where id = ?6"
 )
 _BACK = "state = iif(crashes > 0, 'suspect', 'pending'), token = null, worker_id = null"
 
@@ -127,7 +128,7 @@ def end(
     result: str | None = None,
     traceback: str | None = None,
 ) -> None:
-    """End a task; an error or a traceback that is not given stays as it was."""
+    """End a task; an error or a traceback that is not given stays as it was, but a completed task has none."""
     at.change(_END, [state, result, error, traceback, at.now, task])
 
 

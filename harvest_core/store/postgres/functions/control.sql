@@ -68,10 +68,11 @@ begin
 end $$;
 
 -- Put failed and cancelled tasks back, with all their attempts, under the same ids; those whose key another task has by
--- now stay. Returns the ids that were put back.
+-- now stay. Without of_states those named by ids go back from both states, any others from `failed` alone. Returns the
+-- ids that were put back.
 create or replace function {schema}.retry_finished(
     task_ids bigint[] default null, of_queue text default null, of_name text default null,
-    of_states text[] default '{{failed}}', since timestamptz default null
+    of_states text[] default null, since timestamptz default null
 ) returns setof bigint language plpgsql volatile
 set plan_cache_mode = force_custom_plan as $$
 declare
@@ -87,7 +88,9 @@ begin
         select f.id from {schema}.finished f
         where (task_ids is null or f.id = any(task_ids)) and (of_queue is null or f.queue = of_queue)
           and (of_name is null or f.name = of_name) and (since is null or f.finished_at >= since)
-          and f.state::text = any(of_states) and f.state <> 'completed'
+          and f.state::text = any(coalesce(of_states, case when task_ids is null then array['failed']
+                                                           else array['failed', 'cancelled'] end))
+          and f.state <> 'completed'
         order by f.id for update
     ) c;
     perform {schema}.free_keys(array_agg(f.name), array_agg(f.key), '{{}}') from {schema}.finished f

@@ -16,8 +16,9 @@ begin
         delete from {schema}.tasks t using unnest(ids, held_tokens, states, results, errors, tracebacks)
             o(id, token, state, result, error, traceback)
         where t.id = o.id and t.token is not distinct from o.token
-        returning t.*, o.state::{schema}.task_state as outcome, o.result, coalesce(o.error, t.error) as last_error,
-                  coalesce(o.traceback, t.traceback) as last_traceback
+        returning t.*, o.state::{schema}.task_state as outcome, o.result,
+                  case when o.state <> 'completed' then coalesce(o.error, t.error) end as last_error,
+                  case when o.state <> 'completed' then coalesce(o.traceback, t.traceback) end as last_traceback
     ), ended_keys as (
         select k.name, k.key from {schema}.keys k join gone g on g.key is not null and k.task_id = g.id
         where k.expires_at is null or k.expires_at <= now() for update of k skip locked
