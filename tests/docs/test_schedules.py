@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_tex
 
 
 def test_the_page_runs_as_printed(tmp_path: Path, harvest_database: str) -> None:
-    """P2: what is declared, and the program that manages it; a resumed schedule has a next tick once a worker looked."""
+    """P2: the two files; a resumed schedule has a next tick once a worker has looked."""
     files = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
     assert len(files) == PAGE.count("```") / 2 == 2
     for name, text in files:
