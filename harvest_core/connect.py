@@ -52,23 +52,26 @@ async def opened_file(config: Config) -> AsyncIterator[SqliteDatabase]:
 @asynccontextmanager
 async def opened(config: Config, *, size: int = 4) -> AsyncIterator[Database]:
     """Give the configured database as it is, whatever its schema."""
-    server = None
-    dsn = config.harvest.dsn
-    if dsn is None:
-        _log.info("%s", embedded.NOTICE)
-        if os.environ.get("HARVEST_DSN"):
-            _log.warning(
-                "HARVEST_DSN is set and not heeded: this app is configured in code, where harvest.dsn is absent"
-            )
-        server = await asyncio.to_thread(embedded.start, config.directory / ".harvest" / "postgres18")
-        dsn = server.dsn
-    try:
+    async with served(config) as dsn:
         database = Database(dsn, config.harvest.schema, size, pooler=config.harvest.pooler)
         await database.open()
         try:
             yield database
         finally:
             await database.close()
+
+
+@asynccontextmanager
+async def served(config: Config) -> AsyncIterator[str]:
+    """Give the configured database's DSN, password included; the embedded server runs at least for so long."""
+    if config.harvest.dsn is not None:
+        yield config.harvest.dsn
+        return
+    _log.info("%s", embedded.NOTICE)
+    if os.environ.get("HARVEST_DSN"):
+        _log.warning("HARVEST_DSN is set and not heeded: this app is configured in code, where harvest.dsn is absent")
+    server = await asyncio.to_thread(embedded.start, config.directory / ".harvest" / "postgres18")
+    try:
+        yield server.dsn
     finally:
-        if server is not None:
-            await asyncio.to_thread(server.close)
+        await asyncio.to_thread(server.close)

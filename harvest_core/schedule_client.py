@@ -82,6 +82,8 @@ class ScheduleClient:
     async def resume_schedule(self, name: str) -> bool:
         """Resume a schedule with its next tick; False where it was not paused.
 
+        `next_at` is None until a worker works that tick out: soon where one runs, else when one starts.
+
         Raises:
             ScheduleNotFoundError: there is none of that name.
         """

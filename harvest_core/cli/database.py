@@ -1,8 +1,9 @@
-"""`harvest db migrate`: bring the database's schema to this version, or print how."""
+"""`harvest db`: bring the database's schema to this version, or print how; tell other programs where it is."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import click
 
@@ -10,16 +11,22 @@ from harvest_core.build import Build
 from harvest_core.cli.arguments import WholeNumber
 from harvest_core.cli.locate import Source, client_build, locating
 from harvest_core.cli.output import answer, json_option, json_text, line
-from harvest_core.connect import opened, opened_file
+from harvest_core.config import Config
+from harvest_core.connect import opened, opened_file, served
 from harvest_core.errors import HarvestError
 from harvest_core.store.backend import SQLITE
 from harvest_core.store.postgres import migrate as migrations
 from harvest_core.store.sqlite.database import VERSION
 
+_BRIEF = (
+    "note: this embedded PostgreSQL runs only while a process of Harvest uses it, such as a worker; "
+    "--hold keeps it running"
+)
+
 
 @click.group()
 def db() -> None:
-    """Look after the database's schema."""
+    """Look after the database's schema, and tell where it is."""
 
 
 @db.command("migrate")
@@ -46,6 +53,32 @@ def migrate(*, source: Source, as_sql: bool, since: int | None, as_json: bool) -
     place = "the SQLite file" if build.backend is SQLITE else f"schema {schema!r}"
     lines.append(line(f"{place} is at version {version}{'' if ran else '; nothing to run'}"))
     answer({"schema": schema, "ran": ran, "version": version}, *lines, as_json=as_json)
+
+
+@db.command("dsn")
+@locating
+@click.option("--hold", is_flag=True, help="Keep the embedded PostgreSQL running until SIGTERM or SIGINT.")
+@json_option
+def dsn(*, source: Source, hold: bool, as_json: bool) -> None:
+    """Print the database's DSN, its password included, for psql and other programs.
+
+    The embedded PostgreSQL runs only while a process of Harvest uses it.
+    """
+    asyncio.run(_tell(client_build(source).config, hold=hold, as_json=as_json))
+
+
+async def _tell(config: Config, *, hold: bool, as_json: bool) -> None:
+    embedded = config.harvest.dsn is None
+    ended = asyncio.Event()
+    if embedded and hold:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with served(config) as address:
+        answer({"dsn": address, "embedded": embedded}, line(address), as_json=as_json)
+        if embedded and hold:
+            await ended.wait()
+        elif embedded:
+            click.echo(_BRIEF, err=True)
 
 
 def _print(schema: str, since: int, *, as_json: bool) -> None:

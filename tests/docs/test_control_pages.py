@@ -21,7 +21,6 @@ def test_the_page_runs_as_printed(page: str, tmp_path: Path, harvest_database: s
     ((name, printed),) = re.findall(r"```console\n\$ python (\S+)\n(.*?)```", text, re.DOTALL)
     assert text.count("```") == 4
     (tmp_path / name).write_text(program)
-    (tmp_path / "harvest.toml").write_text("")
     done = subprocess.run(
         [sys.executable, name],
         cwd=tmp_path,

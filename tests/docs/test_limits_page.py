@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,17 +19,29 @@ from harvest_core.store.postgres import tasks
 from harvest_core.store.postgres.database import Database
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "limits.md").read_text(encoding="utf-8")
 STATES = "select lane, state::text, count(*) from harvest.tasks group by 1, 2 order by 1, 2"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """Write every block of the page to the file that its first line names, and stand there."""
-    text = (ROOT / "docs" / "how-to" / "limits.md").read_text(encoding="utf-8")
-    for name, content in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", text, re.DOTALL):
+    for name, content in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
         (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_the_program_prints_what_the_page_shows(folder, harvest_database):
+    """Every block is a file or the command; it builds without a warning and prints what is shown (P2)."""
+    ((program, output),) = re.findall(r"```console\n\$ python (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    assert len(list(folder.iterdir())) + 1 == PAGE.count("```") / 2
+    environ = {**os.environ, "HARVEST_DSN": harvest_database, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    result = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == (output, "")
+    said = "from app import app; print(*app.build().warnings)"
+    result = subprocess.run([sys.executable, "-c", said], env=environ, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("\n", "")
 
 
 async def test_the_lanes_fill_as_the_page_says(folder, harvest_database, monkeypatch):
@@ -35,12 +49,10 @@ async def test_the_lanes_fill_as_the_page_says(folder, harvest_database, monkeyp
     monkeypatch.setenv("HARVEST_DSN", harvest_database)
     namespace: dict = {}
     exec((folder / "app.py").read_text(encoding="utf-8"), namespace)
-    monkeypatch.setitem(sys.modules, "app", type(sys)("app"))
-    sys.modules["app"].app = namespace["app"]
-    program: dict = {}
-    exec((folder / "enqueue.py").read_text(encoding="utf-8"), program)
-    async with namespace["app"].worker() as worker:
-        await program["main"]()
+    app = namespace["app"]
+    async with app.client() as client, app.worker() as worker:
+        for lane in ("customer/7", "customer/7", "customer/8", "order/1", "order/1"):
+            await client.enqueue("fetch", "x", lane=lane)
         async with await psycopg.AsyncConnection.connect(harvest_database, autocommit=True) as connection:
             await _promoted(harvest_database)
             assert await (await connection.execute(STATES)).fetchall() == [
@@ -50,8 +62,7 @@ async def test_the_lanes_fill_as_the_page_says(folder, harvest_database, monkeyp
                 ("order/1", "pending", 1),
             ]
         await asyncio.wait_for(worker.run_once(), 20)
-        async with namespace["app"].client() as client:
-            await _a_held_head(client, worker, harvest_database)
+        await _a_held_head(client, worker, harvest_database)
 
 
 async def _promoted(dsn):

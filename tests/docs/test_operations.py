@@ -33,7 +33,7 @@ def test_two_apps_run_as_printed(tmp_path, harvest_database):
     done = subprocess.run([sys.executable, "two_apps.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "sent to ada@example.org | pending\n", done.stderr
     page = (PAGES / "several-apps.md").read_text(encoding="utf-8")
-    assert f"It prints `{done.stdout.strip()}`" in page
+    assert f"`python two_apps.py` prints `{done.stdout.strip()}`" in page
     (statement,) = re.findall(r"`(select mail\..*?)`", page)
     with psycopg.connect(harvest_database) as connection:
         assert connection.execute(statement).fetchone() == (2,)

@@ -1,4 +1,4 @@
-"""The how-to pages on preferred workers, weights by slots and limits do what they say."""
+"""The how-to pages on preferred workers and weights by slots do what they say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harvest_core import Harvest
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 
-@pytest.mark.parametrize("page", ["preferred-workers", "weights-by-slots", "limits"])
+@pytest.mark.parametrize("page", ["preferred-workers", "weights-by-slots"])
 def test_the_page_does_what_it_says(page, tmp_path, monkeypatch):
     """P2: every block is executed: the configuration builds without a warning, the command prints what is shown."""
     text = (HOW_TO / f"{page}.md").read_text(encoding="utf-8")

@@ -9,19 +9,16 @@ import sys
 from pathlib import Path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_runs_as_printed(tmp_path: Path, harvest_database: str) -> None:
-    """P2: both snippets, one after the other, with a worker that declares what the first one says."""
-    assert len(BLOCKS) == PAGE.count("```") / 2 == 2
-    declared, managed = BLOCKS
-    indented = "".join(f"    {line}\n" for line in managed.splitlines())
-    main = f"\nasync def main():\n    async with app.worker() as worker:\n        await worker.run_once()\n{indented}"
-    (tmp_path / "harvest.toml").write_text("")
-    (tmp_path / "page.py").write_text(f"{declared}\n{main}\nimport asyncio\n\nasyncio.run(main())\n")
+    """P2: the two files; a resumed schedule has a next tick once a worker has looked."""
+    files = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    assert len(files) == PAGE.count("```") / 2 == 2
+    for name, text in files:
+        (tmp_path / name).write_text(text)
     done = subprocess.run(
-        [sys.executable, "page.py"],
+        [sys.executable, "manage.py"],
         cwd=tmp_path,
         env={**os.environ, "HARVEST_DSN": harvest_database},
         capture_output=True,
@@ -30,4 +27,5 @@ def test_the_page_runs_as_printed(tmp_path: Path, harvest_database: str) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"\('([\w ]+)', '(\w+)'", done.stdout) == [("heartbeat", "active"), ("nightly report", "active")]
+    listed = re.findall(r"\('([\w ]+)', '(\w+)', (\w+)", done.stdout)
+    assert listed == [("heartbeat", "active", "datetime"), ("nightly report", "active", "datetime")]

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "test-an-application.md"
 
 def test_the_tests_of_the_page_pass(tmp_path):
     """P2: every block of the page is a file or the command, and its tests pass without a database."""
-    files = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    files = re.findall(r"```(?:python|ini)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
     ((command,),) = [re.findall(r"```console\n\$ (.*?)\n```", PAGE, re.DOTALL)]
     assert len(files) + 1 == PAGE.count("```") / 2
     assert len(PAGE.splitlines()) <= 75
@@ -32,3 +32,5 @@ def test_the_tests_of_the_page_pass(tmp_path):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 passed" in result.stdout
+    assert "warning" not in result.stdout
+    assert result.stderr == ""

@@ -304,6 +304,34 @@ def test_a_signal_while_it_starts_ends_it(project: Project) -> None:
         connection.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_embedded_server_is_held_for_other_programs(tmp_path: Path, number: signal.Signals) -> None:
+    """Its DSN, password included, is printed; it stops with its last user, unless --hold keeps it until a signal."""
+    (tmp_path / "harvest.toml").write_text("")
+    dsn = ["db", "dsn", "--json"]
+    words = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": 60}
+    brief = subprocess.run([HARVEST, *dsn], **words)
+    told = json.loads(brief.stdout)
+    assert (brief.returncode, told["embedded"], brief.stderr) == (
+        0,
+        True,
+        "note: this embedded PostgreSQL runs only while a process of Harvest uses it, such as a worker; "
+        "--hold keeps it running\n",
+    )
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(told["dsn"])
+    holding = Running(tmp_path, *dsn, "--hold")
+    try:
+        assert json.loads(holding.process.stdout.readline()) == told
+        with psycopg.connect(told["dsn"]) as connection:
+            assert connection.execute("select 1").fetchone() == (1,)
+    finally:
+        holding.signal(number)
+    assert holding.ended() == (0, "")
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(told["dsn"])
+
+
 def test_a_reader_that_has_left_is_no_crash(project: Project) -> None:
     """`harvest … | head` prints no traceback."""
     reader, writer = os.pipe()

@@ -515,6 +515,15 @@ def test_runtime_settings(harvest: Harvest, project: str) -> None:
     assert harvest("config", "get", "long").out == "x y " * 5000 + "z\n", "one line, however long"
 
 
+def test_the_dsn_of_a_configured_database(harvest: Harvest, project: str) -> None:
+    """It is printed as it is configured, password included, and nobody connects; there is nothing to hold."""
+    assert harvest("db", "dsn") == Said(0, f"{project}\n", "")
+    elsewhere = "postgresql://ada:secret@127.0.0.1:1/nowhere"
+    words = ("--set", f"harvest.dsn={elsewhere}")
+    assert harvest("db", "dsn", *words, "--hold") == Said(0, f"{elsewhere}\n", "")
+    assert harvest("db", "dsn", *words, "--json").json == {"dsn": elsewhere, "embedded": False}
+
+
 def test_migrate(folder: Path, harvest: Harvest, project: str) -> None:
     """It says what it ran, is safe to run twice, and refuses a schema that is newer (B1)."""
     other = ["--set", "harvest.schema=other"]

@@ -1,7 +1,7 @@
 """Django users enqueue inside transaction.atomic (K9, K10)."""
 
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import django
 import pytest
@@ -9,7 +9,7 @@ from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
 
 from harvest_core import Harvest
-from harvest_core.errors import EnqueueError
+from harvest_core.errors import EnqueueError, KeyTakenError
 
 PATIENCE = 15.0
 
@@ -109,6 +109,22 @@ def test_an_inner_atomic_that_fails_takes_its_tasks_along(order, app):
             order.objects.create(address="ada@example.org")
         client.enqueue("confirm", 3, connection=connection.connection)
     assert waiting() == [1, 3]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_taken_key_spares_the_order_in_a_nested_block(nested, order, app):
+    """A nested atomic() is a savepoint at once; without it the commit is a rollback, as the error warns."""
+    from django.db import connection, transaction
+
+    client = app.sync_client()
+    client.enqueue("confirm", 1, key="k", connection=connection.connection)
+    with transaction.atomic():
+        order.objects.create(address="ada@example.org")
+        with pytest.raises(KeyTakenError, match=r"enqueue inside a nested atomic\(\)$"):  # noqa: SIM117
+            with transaction.atomic() if nested else nullcontext():
+                client.enqueue("confirm", 2, key="k", on_conflict="raise", connection=connection.connection)
+    assert order.objects.count() == (1 if nested else 0)
+    assert waiting() == [1]
 
 
 def test_a_block_that_has_failed_takes_no_task(order, app):

@@ -157,7 +157,12 @@ def test_a_taken_key_fails_the_transaction_and_says_so(autocommit, world, lend, 
         world.call(caller.execute, "savepoint mine")
     with pytest.raises(KeyTakenError) as caught:
         world.enqueue("work", "b", key="k", on_conflict="raise", connection=caller)
-    rest = "" if autocommit else ", and the transaction it was in can only be rolled back"
+    rest = (
+        ", and the transaction has failed: roll back to a savepoint set before this enqueue, or all of it, as a commit "
+        "now would without an error. SQLAlchemy: fetch the connection inside session.begin_nested(); Django: enqueue "
+        "inside a nested atomic()"
+    )
+    rest = "" if autocommit else rest
     assert str(caught.value) == f"task 1 (work): its key is taken by task {first.id}; nothing was written{rest}"
     if not autocommit:
         world.call(caller.execute, "rollback to savepoint mine")
@@ -270,9 +275,22 @@ def test_a_database_without_the_schema_is_told(world, harvest_server):
     world.call(caller.close)
     name = psycopg.conninfo.conninfo_to_dict(harvest_server)["dbname"]
     assert message == (
-        f"the given connection leads to the database {name!r}, where the schema 'harvest' is not at this version "
-        '(schema "harvest" does not exist); give a connection to the app\'s database, or run harvest db migrate on '
-        "this one"
+        f"the given connection leads to the database {name!r}, where there is no schema 'harvest' yet; "
+        "run harvest db migrate on it, or give a connection to the app's database"
+    )
+
+
+def test_a_schema_of_another_version_is_told(world, lend, harvest_database):
+    """What is there but lacks the function is not at this version, and PostgreSQL's own words say what it lacks."""
+    with psycopg.connect(harvest_database, autocommit=True) as connection:
+        connection.execute("drop schema harvest cascade; create schema harvest")
+    with pytest.raises(SchemaError) as caught:
+        world.enqueue("work", "a", connection=lend())
+    name = psycopg.conninfo.conninfo_to_dict(harvest_database)["dbname"]
+    head = f"the given connection leads to the database {name!r}, where the schema 'harvest' is not at this version "
+    assert str(caught.value).startswith(f"{head}(function harvest.enqueue_many(")
+    assert str(caught.value).endswith(
+        "does not exist); run harvest db migrate on it, or give a connection to the app's database"
     )
 
 

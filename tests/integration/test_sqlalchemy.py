@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from harvest_core import Harvest
-from harvest_core.errors import EnqueueError
+from harvest_core.errors import EnqueueError, KeyTakenError
 
 PATIENCE = 15.0
 
@@ -105,6 +105,27 @@ def test_a_nested_transaction_that_fails_takes_its_tasks_along(engine, app):
     with engine.connect() as connection:
         text = "select args->0 from harvest.tasks order by id"
         assert connection.exec_driver_sql(text).scalars().all() == [1, 3]
+
+
+@pytest.mark.parametrize("fetched", ["inside", "outside"])
+def test_a_taken_key_spares_the_order_where_the_connection_is_fetched_inside(fetched, engine, app):
+    """SQLAlchemy sends SAVEPOINT when the connection is fetched: from outside, the commit is a rollback, as we warn."""
+    client = app.sync_client()
+    client.enqueue("confirm", 1, key="k", delay="1h")
+    with Session(engine) as session, session.begin():
+        session.add(Order(address="ada@example.org"))
+        session.flush()
+        before = ours(session)
+
+        def again():
+            with session.begin_nested():
+                raw = ours(session) if fetched == "inside" else before
+                client.enqueue("confirm", 2, key="k", on_conflict="raise", connection=raw)
+
+        with pytest.raises(KeyTakenError, match=r"fetch the connection inside session\.begin_nested\(\)"):
+            again()
+    assert counts(engine) == ((1, 1) if fetched == "inside" else (0, 1))
+    client.close()
 
 
 def test_the_commit_wakes_a_worker_that_finds_the_row(engine, app):

@@ -54,6 +54,11 @@ _ENQUEUE = (
     "%(schedule_to_close)s::float8[])"
 )
 _COLUMNS = tuple(field.name for field in attrs.fields(NewTask))
+_SPOILT = (
+    ", and the transaction has failed: roll back to a savepoint set before this enqueue, or all of it, as a commit now "
+    "would without an error. SQLAlchemy: fetch the connection inside session.begin_nested(); Django: enqueue inside a "
+    "nested atomic()"
+)
 
 
 @singledispatch
@@ -124,15 +129,19 @@ def _told_in_words(connection: psycopg.BaseConnection[Any] | None = None, schema
         if not text.startswith("harvest: "):
             raise
         spoilt = connection is not None and connection.info.transaction_status is TransactionStatus.INERROR
-        rest = ", and the transaction it was in can only be rolled back" if spoilt else ""
+        rest = _SPOILT if spoilt else ""
         msg = f"{text.removeprefix('harvest: ')}; nothing was written{rest}"
         raise KeyTakenError(msg) from None
     except (InvalidSchemaName, UndefinedFunction) as error:
         if connection is None:
             raise
+        lacks = (
+            f"there is no schema {schema!r} yet"
+            if isinstance(error, InvalidSchemaName)
+            else f"the schema {schema!r} is not at this version ({error.diag.message_primary})"
+        )
         msg = (
-            f"the given connection leads to the database {connection.info.dbname!r}, where the schema {schema!r} is "
-            f"not at this version ({error.diag.message_primary}); give a connection to the app's database, or run "
-            "harvest db migrate on this one"
+            f"the given connection leads to the database {connection.info.dbname!r}, where {lacks}; "
+            "run harvest db migrate on it, or give a connection to the app's database"
         )
         raise SchemaError(msg) from None

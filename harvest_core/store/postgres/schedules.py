@@ -51,7 +51,7 @@ class ScheduleStatus:
         declared: code declares it, not a client.
         paused_at: since when it is paused.
         undeclared_at: since when no live worker declares it any more, so that it does not tick.
-        next_at: its next tick; None where there is none, or none has been worked out yet.
+        next_at: its next tick; None where there is none, or no worker has looked since it was put, changed or resumed.
         last_at: nominal time of the last tick that was enqueued.
         last_task_id: that tick's task.
         error: why the last tick could not be enqueued.
