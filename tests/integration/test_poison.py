@@ -216,8 +216,8 @@ async def test_depth_is_also_told_without_held_tasks(harvest_database: str) -> N
         await client.enqueue(other, queue="elsewhere")
         async with Worker(build, sample_depths=True) as worker:
             await worker.run_once()
-            for _ in range(500):  # until the next round of maintenance, which tells nobody that it sampled
-                if gauge("harvest_queue_depth", "default") is not None:
+            for _ in range(700):  # a round of maintenance after a poll that judged the hold; it tells nobody of itself
+                if gauge("harvest_queue_depth_without_held", "default") == 0:
                     break
                 await asyncio.sleep(0.02)
 
