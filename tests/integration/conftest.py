@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -163,3 +164,15 @@ async def kernel(harvest_database):
     """Give a fresh, migrated database with the schema `harvest`."""
     async with AsyncExitStack() as stack:
         yield await Kernel(harvest_database, "harvest", stack).open()
+
+
+@pytest.fixture
+def until_asleep(harvest_database):
+    """Return a function that waits until every worker of the database is asleep: an enqueue before that wakes nobody."""
+
+    def wait():
+        with psycopg.connect(harvest_database, autocommit=True) as connection:
+            while not connection.execute("select bool_and(asleep) from harvest.workers").fetchone()[0]:
+                time.sleep(0.01)
+
+    return wait

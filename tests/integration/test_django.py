@@ -141,7 +141,7 @@ def test_a_block_that_has_failed_takes_no_task(order, app):
     assert waiting() == []
 
 
-def test_the_commit_wakes_a_worker_that_finds_the_row(order, app):
+def test_the_commit_wakes_a_worker_that_finds_the_row(order, app, until_asleep):
     """A worker's plain function uses the ORM in its thread, and finds what was committed with its task (K11)."""
     from django.db import connection, transaction
 
@@ -155,6 +155,7 @@ def test_the_commit_wakes_a_worker_that_finds_the_row(order, app):
     with app.sync_worker() as worker, app.sync_client() as client:
         thread = threading.Thread(target=worker.run)
         thread.start()
+        until_asleep()
         with transaction.atomic():
             made = order.objects.create(address="ada@example.org")
             task = client.enqueue(address, made.id, connection=connection.connection)

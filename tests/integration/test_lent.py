@@ -129,7 +129,7 @@ def test_a_refused_task_leaves_the_transaction_as_it_was(world, lend, harvest_da
     assert texts(harvest_database) == ["a", "c"]
 
 
-def test_a_sleeping_worker_wakes_at_the_commit(world, lend, app, harvest_database):
+def test_a_sleeping_worker_wakes_at_the_commit(world, lend, app, harvest_database, until_asleep):
     """A worker that looks by itself once a minute runs the task at once, but not before the commit (K11)."""
     caller = lend()
     worker = app.sync_worker()
@@ -138,8 +138,7 @@ def test_a_sleeping_worker_wakes_at_the_commit(world, lend, app, harvest_databas
         thread.start()
         with psycopg.connect(harvest_database, autocommit=True) as watch:
             watch.execute("listen harvest")
-            while not watch.execute("select bool_or(asleep) from harvest.workers").fetchone()[0]:
-                pass
+            until_asleep()
             task = world.enqueue("work", "a", connection=caller)
             assert list(watch.notifies(timeout=0)) == []
             world.call(caller.commit)

@@ -128,12 +128,13 @@ def test_a_taken_key_spares_the_order_where_the_connection_is_fetched_inside(fet
     client.close()
 
 
-def test_the_commit_wakes_a_worker_that_finds_the_row(engine, app):
+def test_the_commit_wakes_a_worker_that_finds_the_row(engine, app, until_asleep):
     """A worker that looks once a minute by itself runs the task at the commit and sees the order (K11)."""
     client = app.sync_client()
     with app.sync_worker() as worker, client:
         thread = threading.Thread(target=worker.run)
         thread.start()
+        until_asleep()
         with Session(engine) as session:
             session.add(order := Order(address="ada@example.org"))
             session.flush()
