@@ -168,7 +168,7 @@ async def kernel(harvest_database):
 
 @pytest.fixture
 def until_asleep(harvest_database):
-    """Return a function that waits until every worker of the database is asleep: an enqueue before that wakes nobody."""
+    """Return what waits until every worker of the database is asleep: an enqueue before that wakes nobody."""
 
     def wait():
         with psycopg.connect(harvest_database, autocommit=True) as connection:
