@@ -98,6 +98,8 @@ class Payloads:
     def stored_result(self, name: str, value: Any) -> str:
         """Return the JSON text that stands for a result; raises PayloadError as `stored_arguments` does."""
         what, form = f"the result of {name!r}", self._result_form(name)
+        if value is None and form is None and self.codec is None:
+            return "null"  # what most activities return
         if form is not None:
             value = self._judged(lambda: form.out(value), what, showing=self.codec is None)
         remedy = "name the type in the hint of what the function returns" if name in self.signatures else ""

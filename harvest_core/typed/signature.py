@@ -31,6 +31,19 @@ class Signature:
     parameters: inspect.Signature
     forms: Mapping[str, Form]
     result: Form | None = None
+    _plain: range = attrs.field(init=False)
+    """How many arguments it takes where all are positional: such a call needs no binding, which takes its time."""
+
+    @_plain.default
+    def _(self) -> range:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [one for one in self.parameters.parameters.values() if one.kind in kinds]
+        needed = sum(one.default is inspect.Parameter.empty for one in positional)
+        keyword_only = any(
+            one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is inspect.Parameter.empty
+            for one in self.parameters.parameters.values()
+        )
+        return range(0) if keyword_only else range(needed, len(positional) + 1)
 
     def out(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the JSON of arguments.
@@ -48,7 +61,8 @@ class Signature:
     def _each(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], way: Callable[[Form], Callable[[Any], Any]]
     ) -> tuple[list[Any], dict[str, Any]]:
-        self.parameters.bind(*args, **kwargs)
+        if kwargs or len(args) not in self._plain:
+            self.parameters.bind(*args, **kwargs)
         if not self.forms:
             return list(args), dict(kwargs)
         positions = self._positions(len(args))

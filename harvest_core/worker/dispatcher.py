@@ -44,6 +44,13 @@ class Dispatcher:
     threads: Executor
     random: Callable[[], float] = random.random
     payloads: Payloads = attrs.field(factory=Payloads)
+    _coroutines: frozenset[str] = attrs.field(init=False)
+
+    @_coroutines.default
+    def _(self) -> frozenset[str]:
+        return frozenset(
+            name for name, activity in self.activities.items() if inspect.iscoroutinefunction(activity.function)
+        )
 
     async def run(self, claim: Claim, task: CurrentTask) -> Outcome:
         """Run a claim. A run that this worker stopped is given back with its attempt restored."""
@@ -51,12 +58,13 @@ class Dispatcher:
             return Finished("failed", error=claim.fault)
         activity = self.activities[claim.route.name]
         token = _current.set(task)
-        whole, beats = asyncio.timeout(claim.start_to_close), asyncio.timeout(claim.heartbeat)
-        task.lease = beats
+        whole = beats = None
         try:
             if claim.start_to_close is None and claim.heartbeat is None:
                 result = await self._through_middleware(activity, claim, task, 0)
             else:
+                whole, beats = asyncio.timeout(claim.start_to_close), asyncio.timeout(claim.heartbeat)
+                task.lease = beats
                 async with whole, beats:
                     result = await self._through_middleware(activity, claim, task, 0)
             return Finished("completed", result=self.payloads.stored_result(activity.name, result))
@@ -73,7 +81,7 @@ class Dispatcher:
             if task.asked_to_stop:
                 return Finished("cancelled")
             text = sentence_of(error)
-            if whole.expired() or beats.expired():
+            if whole is not None and beats is not None and (whole.expired() or beats.expired()):
                 task.cancelled = True
                 limit = f"start_to_close of {claim.start_to_close} s has passed"
                 text = f"TimeoutError: {limit if whole.expired() else f'no heartbeat for {claim.heartbeat} s'}"
@@ -87,7 +95,7 @@ class Dispatcher:
                 task, lambda: self._through_middleware(activity, claim, task, depth + 1)
             )
         args, kwargs = self.payloads.arguments(activity.name, claim.args, claim.kwargs)
-        if inspect.iscoroutinefunction(activity.function):
+        if activity.name in self._coroutines:
             return await activity.function(*args, **kwargs)
         return await self._in_thread(activity.function, args, kwargs, task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -44,11 +45,12 @@ class Running:
         due_in: Callable[[float], None],
     ) -> None:
         self._database, self._dispatcher, self._finisher = database, dispatcher, finisher
-        self._metrics, self._concurrency, self._due_in = metrics, concurrency, due_in
+        self._concurrency, self._due_in = concurrency, due_in
         # By task and token: a thread left over from an attempt may outlast the start of the next one.
         self._tasks: dict[tuple[int, int], tuple[asyncio.Task[None], CurrentTask]] = {}
         self._suspects: set[int] = set()
         self._changed = changed
+        self._ended_as = functools.cache(metrics.finished.labels)  # finding it takes longer than counting
         metrics.slots.labels("busy").set_function(lambda: len(self._tasks))
         metrics.slots.labels("free").set_function(lambda: self.free)
 
@@ -75,11 +77,7 @@ class Running:
             worker: whose it is.
             live: the live facts it was judged by.
         """
-
-        async def beat(claim: Claim, details: str | None) -> bool:
-            return await tasks.heartbeat(self._database, claim, details)
-
-        current = CurrentTask(claim, worker, live, beat, asyncio.get_running_loop())
+        current = CurrentTask(claim, worker, live, self._beat, asyncio.get_running_loop())
         task = asyncio.create_task(self._run(claim, current))
         self._tasks[claim.id, claim.token] = (task, current)
         if claim.suspect:
@@ -121,6 +119,9 @@ class Running:
             self._changed.clear()
             await self._changed.wait()
 
+    async def _beat(self, claim: Claim, details: str | None) -> bool:
+        return await tasks.heartbeat(self._database, claim, details)
+
     async def _run(self, claim: Claim, current: CurrentTask) -> None:
         current.began = True
         try:
@@ -129,7 +130,7 @@ class Running:
             _log.exception("task %s: its attempt could not be judged", claim.id)
             outcome = tasks.Finished("failed", error=f"harvest: {type(error).__name__}: {error}")
         name = outcome.state if isinstance(outcome, tasks.Finished) else type(outcome).__name__.lower()
-        self._metrics.finished.labels(name).inc()
+        self._ended_as(name).inc()
         self._finisher.add(claim, outcome)
         if isinstance(outcome, tasks.Retried):
             self._due_in(outcome.wait)

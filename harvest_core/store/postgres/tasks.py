@@ -5,18 +5,20 @@ Every write by a holder carries the token of its claim; what it returns is what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import singledispatch
 from typing import Any
 
 import attrs
 import psycopg
+from psycopg.types.string import TextLoader
 
 from harvest_core.claim.planner import Plan
 from harvest_core.claim.statement import Statement, claim_statement
 from harvest_core.model import Route
-from harvest_core.store.postgres.database import Database, UnreadableJson
+from harvest_core.read_only import read_only
+from harvest_core.store.postgres.database import Database, UnreadableJson, loads_with_care, many_with_care
 
 
 @attrs.frozen
@@ -88,7 +90,9 @@ Outcome = Finished | Retried | Released
 
 _FINISH = (
     "select * from {schema}.finish(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], "
-    "%(results)b::text[]::jsonb[], %(errors)b::text[], %(tracebacks)b::text[])"
+    "(select array_agg(r.one -> 0 order by r.n) "
+    "from jsonb_array_elements(%(results)s::jsonb) with ordinality r(one, n)), "
+    "%(errors)b::text[], %(tracebacks)b::text[])"
 )
 _RETRY = (
     "select * from {schema}.retry(%(ids)s::bigint[], %(tokens)s::bigint[], %(waits)s::float8[], %(errors)b::text[], "
@@ -106,16 +110,35 @@ async def take(database: Database, plan: Plan) -> ClaimResult:
 async def claim(database: Database, statement: Statement) -> ClaimResult:
     """Run a claim."""
     async with database.connection() as connection:
-        cursor = await connection.execute(statement.text.encode(), statement.values)
+        cursor = connection.cursor()
+        cursor.adapters.register_loader("jsonb", TextLoader)
+        await cursor.execute(statement.text.encode(), statement.values)
         rows = await cursor.fetchall()
     waiting, registered = rows[0][:2]
-    claims = tuple(made_claim(row[2:14], row[14:18]) for row in rows if row[2] is not None)
-    return ClaimResult(claims, frozenset(waiting or ()), registered)
+    return ClaimResult(_claims([row for row in rows if row[2] is not None]), frozenset(waiting or ()), registered)
 
 
-def made_claim(values: Sequence[Any], identity: Sequence[Any]) -> Claim:
-    """Return a claim from its values, the route apart, and its route's; one whose JSON cannot be read has a fault."""
-    route = Route(0, *identity)  # the claim has no use for the route's id
+def _claims(rows: Sequence[Sequence[Any]]) -> tuple[Claim, ...]:
+    # One parse for all arguments, and one route for all tasks of it, take a quarter of the time that each apart takes.
+    payloads = many_with_care([text for row in rows for text in row[11:13]])
+    routes: dict[Sequence[Any], Route] = {}
+    made = []
+    for n, row in enumerate(rows):
+        identity = row[14:18]
+        route = routes.get(identity)
+        if route is None:
+            route = routes[identity] = made_route(row[14], row[15], row[16], loads_with_care(row[17]))
+        made.append(made_claim(route, (*row[2:11], payloads[2 * n], payloads[2 * n + 1], row[13])))
+    return tuple(made)
+
+
+def made_route(queue: str, kind: str, name: str, traits: Any) -> Route:
+    """Return the route of a claim, which has no use for its id; its traits are read-only, as tasks share it."""
+    return Route(0, queue, kind, name, read_only(traits))
+
+
+def made_claim(route: Route, values: Sequence[Any]) -> Claim:
+    """Return a claim from its values, the route apart; one whose JSON cannot be read has a fault."""
     found = Claim(route, *values)
     unreadable = [value for value in (found.args, found.kwargs, route.traits) if isinstance(value, UnreadableJson)]
     if not unreadable:
@@ -141,7 +164,10 @@ async def write_outcomes(database: Database, outcomes: Sequence[tuple[Claim, Out
         part.sort(key=lambda one: one[0].id)  # as a cancel locks them
         if not part:
             continue
-        values = {"ids": [claim.id for claim, _ in part], "tokens": [claim.token for claim, _ in part]}
+        values = {
+            "ids": _array(str(claim.id) for claim, _ in part),
+            "tokens": _array(str(claim.token) for claim, _ in part),
+        }
         values.update(columns([outcome for _, outcome in part]))
         written |= {row[0] for row in await _fetch_finishing(database, text, values)}
     return written
@@ -294,11 +320,22 @@ async def _fetch_finishing(database: Database, text: str, values: Any) -> list[t
 
 def _finish_columns(outcomes: Sequence[Any]) -> dict[str, Any]:
     return {
-        "states": [outcome.state for outcome in outcomes],
-        "results": [outcome.result for outcome in outcomes],
-        "errors": [outcome.error for outcome in outcomes],
-        "tracebacks": [outcome.traceback for outcome in outcomes],
+        "states": _array(outcome.state for outcome in outcomes),
+        # Already JSON: one text of all, each in brackets, since none at all is not null.
+        "results": "[" + ",".join([f"[{outcome.result or ''}]" for outcome in outcomes]) + "]",
+        "errors": _texts(outcome.error for outcome in outcomes),
+        "tracebacks": _texts(outcome.traceback for outcome in outcomes),
     }
+
+
+def _array(plain: Iterable[str]) -> str:
+    """Return an array as PostgreSQL writes it, of elements that need no quotes: the driver takes eight times as long."""
+    return f"{{{','.join(plain)}}}"
+
+
+def _texts(texts: Iterable[str | None]) -> list[str | None] | None:
+    found = list(texts)
+    return found if any(text is not None for text in found) else None
 
 
 def _retry_columns(outcomes: Sequence[Any]) -> dict[str, Any]:

@@ -88,13 +88,13 @@ def take(at: Transaction, plan: Plan) -> ClaimResult:
 
 
 def _claim(row: Any, token: int, turn: int) -> Claim:
-    identity = (row["queue"], "activity", row["name"], loads_with_care(row["traits"]))
+    route = tasks.made_route(row["queue"], "activity", row["name"], loads_with_care(row["traits"]))
     values = (
         *(row["id"], token, row["attempt"] + 1, row["max_attempts"], row["priority"], moment(row["scheduled_at"])),
         *(moment(row["enqueued_at"]), row["start_to_close"], row["heartbeat"]),
         *(loads_with_care(row["args"]), loads_with_care(row["kwargs"]), turn),
     )
-    return tasks.made_claim(values, identity)
+    return tasks.made_claim(route, values)
 
 
 @serves(tasks.write_outcomes)
