@@ -1,4 +1,4 @@
-"""Whole ways through the system, told and not judged: enqueue rates, and a worker against the floor of its database.
+"""Whole ways through the system: enqueue rates, a worker against the floor of its database, and what an idle one asks.
 
 The floor is the least that any queue on PostgreSQL does: batches claimed from a plain table and deleted, in a loop
 without activities.
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from statistics import median
 
 import psycopg
-from ground import BATCH, Figure, Ground, connect, ratio
+from ground import BATCH, Figure, Ground, answer, connect, ratio
 
 from harvest_core import Call, Harvest
 
@@ -26,11 +26,14 @@ def figures(ground: Ground) -> Iterator[Figure]:
     with ground.database() as dsn:
         count = ground.size(5000, 500)
         one, many, drained, floor = asyncio.run(_measure(dsn, count, ground.size(9, 3)))
+    with ground.database() as dsn:
+        idle = asyncio.run(_idle(dsn, ground.size(15, 5)))
     yield Figure("enqueue one at a time, each committed", median(one), "tasks/s")
     yield Figure(f"enqueue_many of {count:,}", median(many), "tasks/s")
     yield Figure(f"drain of no-ops at concurrency {BATCH}", median(drained), "tasks/s")
     yield Figure(f"floor: claim and delete by {BATCH} on a plain table", median(floor), "tasks/s")
     yield Figure("the worker: to the floor", ratio(drained, floor))
+    yield Figure("an idle worker's statements", idle, "a second", 3.0)
 
 
 async def _measure(dsn: str, count: int, rounds: int) -> tuple[list[float], ...]:
@@ -63,6 +66,25 @@ async def _measure(dsn: str, count: int, rounds: int) -> tuple[list[float], ...]
             drained.append((count + count // 20) / (time.perf_counter() - started))
             floor.append(_floor(plain, count))
     return one[1:], many[1:], drained[1:], floor[1:]
+
+
+async def _idle(dsn: str, seconds: float) -> float:
+    app = Harvest({"harvest": {"dsn": dsn}})
+
+    @app.activity
+    async def work() -> None: ...
+
+    count = "select xact_commit from pg_stat_database where datname = current_database()"
+    async with app.worker() as worker:
+        running = asyncio.ensure_future(worker.run())
+        with connect(dsn) as plain:
+            await asyncio.sleep(3)  # it falls asleep, and the server's counters come in
+            before, started = answer(plain, count), time.perf_counter()
+            await asyncio.sleep(seconds)
+            found = (answer(plain, count) - before - 1) / (time.perf_counter() - started)
+        worker.stop()
+        await running
+    return float(found)
 
 
 def _floor(connection: psycopg.Connection, count: int) -> float:

@@ -98,8 +98,7 @@ class Poller:
             HookError: a policy cannot be judged; nothing was claimed.
             DatabaseUnavailableError: the database is away; what it may have claimed is rescued.
         """
-        if self._clock() >= self._promote_at:
-            await self._promote()
+        pending = await self._promote() if self._clock() >= self._promote_at else True
         live, planned = await self._plan(worker, free, busy)
         await self._try_new_clauses(planned)
         suspects = await self._claim_suspect(planned) if suspect else ()
@@ -109,6 +108,9 @@ class Poller:
             await self._try_new_clauses(planned)
         if len(suspects) == free:
             result = ClaimResult((), self._waiting, registered=True)
+        elif not pending:  # an idle worker is one statement a poll
+            result = ClaimResult((), frozenset(), registered=True)
+            self._waiting = frozenset()
         else:
             result = await self._take(planned)
         claims = (*suspects, *result.claims)
@@ -209,10 +211,12 @@ class Poller:
             self._metrics.closed_routes.set(0)
         return tuple(sorted(self._closed))
 
-    async def _promote(self) -> None:
+    async def _promote(self) -> bool:
+        """Promote what is due, and return whether there is anything pending then."""
         found = await tasks.promote(self._database)
         while found.count == tasks.PROMOTE_BATCH:
             found = await tasks.promote(self._database)
         self._suspects = found.suspects
         wait = self._poll_interval if found.next_due is None else min(self._poll_interval, max(0.0, found.next_due))
         self._promote_at = self._clock() + wait
+        return found.pending

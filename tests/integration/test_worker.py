@@ -672,8 +672,9 @@ async def test_a_graceful_stop_finishes_what_runs_and_claims_nothing(kernel):
 
 
 @pytest.mark.parametrize("how", ["grace", "second stop", "exit"])
-async def test_what_does_not_end_in_time_is_given_back(kernel, how):
+async def test_what_does_not_end_in_time_is_given_back(kernel, how, monkeypatch):
     """Grace over, or stopped twice: cancelled and released with the attempt restored (K12, pgqueuer#630)."""
+    monkeypatch.setattr("harvest_core.worker.worker._AFTER_GRACE", 10.0)  # a slow machine writes as late as that
     app = kernel.app(shutdown_grace="50ms" if how == "grace" else "1h", concurrency=2)
     began, cancelled, may_end = asyncio.Event(), [], threading.Event()
 
@@ -1060,3 +1061,28 @@ async def test_a_pause_during_a_run_holds_the_next_claim(kernel):
         await client.resume_queue("default")
         await task.result(timeout=10)
     assert ran == [1, 2]
+
+
+async def test_an_idle_poll_is_one_statement(kernel, monkeypatch):
+    """What tells that nothing is due tells that nothing is pending; with anything pending the claim is made (K11)."""
+    app = kernel.app()
+
+    @app.activity
+    async def work(): ...
+
+    async with app.worker() as worker:
+        statements, whole, here = [], worker._database.connection, asyncio.current_task()
+
+        def counted():
+            statements.extend([1] if asyncio.current_task() is here else [])  # and not what other duties ask
+            return whole()
+
+        monkeypatch.setattr(worker._database, "connection", counted)
+        poller, identity = worker._poller, worker.identity
+        poller.look_for_due()
+        poll = await poller.poll(identity, 5, {}, suspect=True)
+        assert (poll.result.claims, poll.result.registered, poll.full, len(statements)) == ((), True, False, 1)
+        (task,) = await kernel.enqueue()
+        poller.look_for_due()
+        poll = await poller.poll(identity, 5, {}, suspect=True)
+        assert ([claim.id for claim in poll.result.claims], len(statements)) == ([task], 3)

@@ -206,11 +206,13 @@ class Promoted:
         count: how many tasks became pending or entered their lane.
         next_due: seconds until the next task is due or a lane opens; None where none is scheduled.
         suspects: there are tasks whose worker died while it ran them.
+        pending: there are pending tasks, of whatever queue and activity.
     """
 
     count: int
     next_due: float | None
     suspects: bool
+    pending: bool = True
 
 
 @singledispatch
@@ -329,7 +331,7 @@ def _finish_columns(outcomes: Sequence[Any]) -> dict[str, Any]:
 
 
 def _array(plain: Iterable[str]) -> str:
-    """Return an array as PostgreSQL writes it, of elements that need no quotes: the driver takes eight times as long."""
+    """Return an array of elements without quotes as PostgreSQL writes it; the driver takes eight times as long."""
     return f"{{{','.join(plain)}}}"
 
 

@@ -1,7 +1,7 @@
 -- Move due tasks to pending, or where they have a lane into it, at most `batch`. Returns how many, the seconds until the
--- next one is due or a lane opens, and whether there are suspects.
+-- next one is due or a lane opens, and whether there are suspects and pending tasks.
 create or replace function {schema}.promote_due(batch integer)
-returns table (promoted integer, next_due double precision, suspects boolean)
+returns table (promoted integer, next_due double precision, suspects boolean, pending boolean)
 language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     due bigint[];
@@ -26,7 +26,8 @@ begin
     return query select coalesce(cardinality(due), 0), extract(epoch from least(
             (select t.scheduled_at from {schema}.tasks t where t.state = 'scheduled' order by t.scheduled_at, t.id limit 1),
             (select min(l.open_at) from {schema}.lanes l)) - now())::double precision,
-        exists (select from {schema}.tasks t where t.state = 'suspect');
+        exists (select from {schema}.tasks t where t.state = 'suspect'),
+        exists (select from {schema}.tasks t where t.state = 'pending');
 end $$;
 
 -- As version 0.1 calls it.
