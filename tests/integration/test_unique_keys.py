@@ -346,3 +346,27 @@ async def test_a_task_that_failed_while_a_replace_was_open_can_be_retried_by_han
     await worker.finish(await worker.take())
     assert await kernel.sql("select retry_finished(array[%s]::bigint[])", [first]) == [(first,)]
     assert [claim.id for claim in await worker.take()] == [first]
+
+
+@pytest.mark.matrix
+async def test_a_batch_of_replaces_and_a_retry_by_hand_cannot_deadlock(kernel):
+    """Both hold the keys in the order of the keys, though the tasks were enqueued the other way round (K3)."""
+    ids = [(await kernel.enqueue(key=key, key_period=3600.0))[0] for key in ("k2", "k1")]
+    claims = await take(kernel, 2)
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("failed", error="x")) for claim in claims])
+    blocker = await kernel.connection(autocommit=False)
+    await blocker.execute("select from keys where key = 'k1' for update")
+    retrying, replacing = await kernel.connection(), await kernel.connection()
+    back = asyncio.ensure_future(retrying.execute("select retry_finished(%s::bigint[])", [ids]))
+    await kernel.until(lambda: kernel.one("select count(distinct pid) = 1 from pg_locks where not granted"))
+    batch = (
+        "select task_id from enqueue_many(array_fill('work'::text, array[2]), array_fill('[]'::jsonb, array[2]), "
+        "array_fill('{}'::jsonb, array[2]), null, null, null, null, array['k1', 'k2'], null, null, null, null, "
+        "conflicts => array['replace', 'replace'])"
+    )
+    replaced = asyncio.ensure_future(replacing.execute(batch))
+    await kernel.until(lambda: kernel.one("select count(distinct pid) = 2 from pg_locks where not granted"))
+    await blocker.commit()
+    assert sorted(await (await back).fetchall()) == [(ids[0],), (ids[1],)]
+    assert await (await replaced).fetchall() == [(ids[1],), (ids[0],)]
+    assert [row[:2] for row in await all_tasks(kernel)] == [(ids[0], "pending"), (ids[1], "pending")]
