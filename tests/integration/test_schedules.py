@@ -154,6 +154,21 @@ async def test_overlap(hand, kernel, overlap, waiting, running):
     assert await hand.count() == 1
 
 
+async def test_of_two_ticks_the_second_waits_also_where_the_schedule_names_no_lane(hand, kernel):
+    """K13: written by a version that gave it none, or with `lane=None`, it runs no two tasks at once either."""
+    await hand.put(overlap="buffer_one", lane=None)
+    assert await kernel.one("select options ? 'lane' from schedules") is False
+    claimer = await kernel.claimer("work")
+    claims = []
+    for _ in range(2):
+        await hand.hours_pass(1)
+        await tasks.promote(kernel.database)
+        claims += await claimer.take(5)
+    assert (await hand.count(), len(claims)) == (2, 1)
+    await claimer.finish(claims)
+    assert len(await claimer.take(5)) == 1
+
+
 async def test_a_task_that_waits_for_its_next_attempt_is_unfinished(hand, kernel):
     """K13: a retry is on its way, so a skipping schedule leaves its tick out."""
     await hand.put()

@@ -308,3 +308,65 @@ async def test_what_was_given_back_while_a_replace_was_open_does_not_start_again
     ended = await kernel.sql("select id, state::text, error from finished")
     assert ended == [(first, "cancelled", f"replaced by task {second}")]
     assert await kernel.one("select count(*) from replaced") == 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("by", ["replace", "enqueue after the period"])
+async def test_an_open_retry_by_hand_keeps_the_key_that_its_task_still_had(kernel, by):
+    """Others cannot see its task yet, and must not take its key over, nor clean it up once its period is over (K3)."""
+    (first,) = await kernel.enqueue(key="k", key_period=3600.0)
+    (claim,) = await take(kernel)
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("failed", error="x"))])
+    if by != "replace":
+        await kernel.sql("update keys set expires_at = now() + interval '300 ms'")
+    retrying, client = await kernel.connection(autocommit=False), await kernel.connection()
+    await retrying.execute("select retry_finished(array[%s]::bigint[])", [first])
+    if by != "replace":
+        await kernel.sql("select pg_sleep(0.4)")
+        await tasks.remove_leftovers(kernel.database)
+    policy = "replace" if by == "replace" else "ignore"
+    waiting = asyncio.ensure_future(client.execute("select enqueue('work', key => 'k', on_conflict => %s)", [policy]))
+    await kernel.until(lambda: kernel.one("select exists (select from pg_locks where not granted)"))
+    await retrying.commit()
+    assert await (await waiting).fetchall() == [(first,)]
+    assert [row[:2] for row in await all_tasks(kernel)] == [(first, "pending")]
+    assert [row[2] for row in await keys(kernel)] == [first]
+
+
+@pytest.mark.matrix
+async def test_a_task_that_failed_while_a_replace_was_open_can_be_retried_by_hand(kernel):
+    """It has its key again, so the mark that the replace left does not end it once more (K3)."""
+    (first,) = await kernel.enqueue(key="k")
+    (claim,) = await take(kernel)
+    client = await kernel.connection(autocommit=False)
+    await client.execute("select enqueue('work', key => 'k', on_conflict => 'replace')")
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("failed", error="x"))])
+    await client.commit()
+    worker = await kernel.claimer("work")
+    await worker.finish(await worker.take())
+    assert await kernel.sql("select retry_finished(array[%s]::bigint[])", [first]) == [(first,)]
+    assert [claim.id for claim in await worker.take()] == [first]
+
+
+@pytest.mark.matrix
+async def test_a_batch_of_replaces_and_a_retry_by_hand_cannot_deadlock(kernel):
+    """Both hold the keys in the order of the keys, though the tasks were enqueued the other way round (K3)."""
+    ids = [(await kernel.enqueue(key=key, key_period=3600.0))[0] for key in ("k2", "k1")]
+    claims = await take(kernel, 2)
+    await tasks.write_outcomes(kernel.database, [(claim, Finished("failed", error="x")) for claim in claims])
+    blocker = await kernel.connection(autocommit=False)
+    await blocker.execute("select from keys where key = 'k1' for update")
+    retrying, replacing = await kernel.connection(), await kernel.connection()
+    back = asyncio.ensure_future(retrying.execute("select retry_finished(%s::bigint[])", [ids]))
+    await kernel.until(lambda: kernel.one("select count(distinct pid) = 1 from pg_locks where not granted"))
+    batch = (
+        "select task_id from enqueue_many(array_fill('work'::text, array[2]), array_fill('[]'::jsonb, array[2]), "
+        "array_fill('{}'::jsonb, array[2]), null, null, null, null, array['k1', 'k2'], null, null, null, null, "
+        "conflicts => array['replace', 'replace'])"
+    )
+    replaced = asyncio.ensure_future(replacing.execute(batch))
+    await kernel.until(lambda: kernel.one("select count(distinct pid) = 2 from pg_locks where not granted"))
+    await blocker.commit()
+    assert sorted(await (await back).fetchall()) == [(ids[0],), (ids[1],)]
+    assert await (await replaced).fetchall() == [(ids[1],), (ids[0],)]
+    assert [row[:2] for row in await all_tasks(kernel)] == [(ids[0], "pending"), (ids[1], "pending")]

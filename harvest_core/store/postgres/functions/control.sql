@@ -95,6 +95,9 @@ begin
     ) c;
     perform {schema}.free_keys(array_agg(f.name), array_agg(f.key), '{{}}') from {schema}.finished f
     where f.id = any(chosen) and f.key is not null having count(*) > 0;
+    -- A key within its period is its task's already. Held, or who sees no such task would take it over or let it expire.
+    perform from {schema}.keys k join {schema}.finished f on k.name = f.name and k.key = f.key and k.task_id = f.id
+    where f.id = any(chosen) order by k.name, k.key for update of k;
     insert into {schema}.keys (name, key, task_id)
     select distinct on (f.name, f.key) f.name, f.key, f.id from {schema}.finished f
     where f.id = any(chosen) and f.key is not null order by f.name, f.key, f.id desc
@@ -102,6 +105,8 @@ begin
     select array_agg(f.id) into taken from {schema}.finished f
     where f.id = any(chosen) and f.key is not null
       and not exists (select from {schema}.keys k where k.name = f.name and k.key = f.key and k.task_id = f.id);
+    -- Marks of a replacing that was open when they ended: they have their keys again.
+    delete from {schema}.replaced p where p.task_id = any(chosen) and p.task_id <> all(coalesce(taken, '{{}}'));
 
     for identity in
         select distinct f.queue, f.kind, f.name, f.traits from {schema}.finished f where f.id = any(chosen)

@@ -133,6 +133,10 @@ begin
                 raise exception 'harvest: task % (%): its key is taken by task %', conflict.n, conflict.name, conflict.owner
                     using errcode = 'unique_violation', hint = 'Choose another key, or on_conflict ignore or replace.';
             end if;
+            -- First the keys, in their order as everyone who holds several.
+            perform from {schema}.keys k join unnest(names, enqueue_many.keys, owners, conflicts) i(name, key, owner, policy)
+                on k.name = i.name and k.key = i.key
+            where i.owner <> all(ids) and i.policy = 'replace' order by k.name, k.key for update of k;
             -- Of several in this batch that would replace the same task the last one does. In the order in which a cancel
             -- locks them, so that the two cannot deadlock.
             for conflict in

@@ -96,7 +96,9 @@ begin
         traits => array_fill(s.traits, one), attempts => array_fill((s.options ->> 'max_attempts')::integer, one),
         start_to_closes => array_fill((s.options ->> 'start_to_close')::double precision, one),
         heartbeats => array_fill((s.options ->> 'heartbeat')::double precision, one), notify => notify,
-        lanes => array_fill(s.options ->> 'lane', one),
+        -- The second of two waits for the first, also where the schedule was written without a lane.
+        lanes => array_fill(coalesce(s.options ->> 'lane', case when s.overlap = 'buffer_one' then 'schedule/' || s.name end),
+                            one),
         schedule_to_starts => array_fill((s.options ->> 'schedule_to_start')::double precision, one),
         schedule_to_closes => array_fill((s.options ->> 'schedule_to_close')::double precision, one)) e;
     update {schema}.schedules w
