@@ -27,7 +27,9 @@ begin
             (select t.scheduled_at from {schema}.tasks t where t.state = 'scheduled' order by t.scheduled_at, t.id limit 1),
             (select min(l.open_at) from {schema}.lanes l)) - now())::double precision,
         exists (select from {schema}.tasks t where t.state = 'suspect'),
-        exists (select from {schema}.tasks t where t.state = 'pending');
+        -- Ordered, so that no other index is walked for it.
+        (select t.id from {schema}.tasks t where t.state = 'pending'
+         order by t.route_id, t.priority desc, t.scheduled_at, t.id limit 1) is not null;
 end $$;
 
 -- As version 0.1 calls it.

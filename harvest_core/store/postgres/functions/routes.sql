@@ -27,6 +27,7 @@ create or replace function {schema}.remove_leftovers() returns integer language 
 declare
     removed integer;
     more integer;
+    ended bigint[];
 begin
     with idle as (
         select k.name, k.key from {schema}.keys k
@@ -36,12 +37,15 @@ begin
     delete from {schema}.keys k using idle i where k.name = i.name and k.key = i.key;
     get diagnostics removed = row_count;
     -- Of keys without expiry only those older than all tasks: the others would cost a look at each task.
+    -- Judged once more when they are locked, by a statement that knows the task of a replace that committed meanwhile.
     with idle as (
-        select k.name, k.key from {schema}.keys k
+        select k.task_id from {schema}.keys k
         where k.task_id < coalesce((select min(t.id) from {schema}.tasks t), 9223372036854775807) and k.expires_at is null
         limit 10000 for update skip locked
     )
-    delete from {schema}.keys k using idle i where k.name = i.name and k.key = i.key;
+    select array_agg(i.task_id) into ended from idle i;
+    delete from {schema}.keys k
+    where k.task_id = any(ended) and k.expires_at is null and not exists (select from {schema}.tasks t where t.id = k.task_id);
     get diagnostics more = row_count;
     removed := removed + more;
     delete from {schema}.replaced p where not exists (select from {schema}.tasks t where t.id = p.task_id);
