@@ -11,7 +11,7 @@ import threading
 import pytest
 from harvest_flags import FlagFilter, Flags
 
-from harvest_core import Client, Retry
+from harvest_core import Call, Client, Retry
 from harvest_core.claimer import Claimer
 from harvest_core.errors import HarvestError, HookError, LostClaimError, PayloadError
 from harvest_core.plugin import ClaimFilter, Plugin, hookimpl
@@ -131,6 +131,7 @@ async def test_the_claim_is_the_kernels_own(kernel, app, monkeypatch):
 
     monkeypatch.setattr(store, "claim", claim)
     async with app.client() as client, client.claimer() as claimer, app.worker() as worker:
+        await client.enqueue_many([Call("build", (n,)) for n in (1, 2)])  # a claim of nothing may be spared
         await claimer.claim()
         await worker.run_once()
     assert seen[0].text == seen[-1].text
