@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -264,6 +265,8 @@ async def test_a_scheduler_frozen_between_reading_and_writing_changes_nothing(ha
     )
     try:
         assert await frozen.stdout.readline() == b"read ['tick']\n"
+        # Not before it has stopped: a SIGCONT that came first would be lost.
+        await asyncio.to_thread(os.waitid, os.P_PID, frozen.pid, os.WSTOPPED | os.WNOWAIT)
         if meanwhile == "fired":
             await hand.scheduler.look()
             await hand.pass_time(1)  # the same nominal time is planned again: not by it
