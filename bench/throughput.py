@@ -27,7 +27,7 @@ def figures(ground: Ground) -> Iterator[Figure]:
         count = ground.size(5000, 500)
         one, many, drained, floor = asyncio.run(_measure(dsn, count, ground.size(9, 3)))
     with ground.database() as dsn:
-        idle = asyncio.run(_idle(dsn, ground.size(15, 5)))
+        idle = asyncio.run(_idle(dsn, ground.size(30, 10)))
     yield Figure("enqueue one at a time, each committed", median(one), "tasks/s")
     yield Figure(f"enqueue_many of {count:,}", median(many), "tasks/s")
     yield Figure(f"drain of no-ops at concurrency {BATCH}", median(drained), "tasks/s")
@@ -78,7 +78,7 @@ async def _idle(dsn: str, seconds: float) -> float:
     async with app.worker() as worker:
         running = asyncio.ensure_future(worker.run())
         with connect(dsn) as plain:
-            await asyncio.sleep(3)  # it falls asleep, and the server's counters come in
+            await asyncio.sleep(12)  # it falls asleep, and every connection of the start has told what it did
             before, started = answer(plain, count), time.perf_counter()
             await asyncio.sleep(seconds)
             found = (answer(plain, count) - before - 1) / (time.perf_counter() - started)
