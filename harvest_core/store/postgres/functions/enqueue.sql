@@ -111,7 +111,8 @@ begin
     select array_agg(nextval('{schema}.task_ids')) into ids from generate_subscripts(names, 1);
     owners := ids;
     if exists (select from unnest(keys) k where k is not null) then
-        -- In key order, so that two batches cannot deadlock. A key whose task finished meanwhile is tried again.
+        -- In key order, so that two batches do not deadlock; but one that begins again holds what it has, and then may.
+        -- A key whose task finished meanwhile is tried again.
         <<again>>
         loop
             takes_over := '{{}}';
@@ -200,8 +201,7 @@ begin
     ), renewed as (
         update {schema}.tasks t
         set route_id = e.route_id, enqueued_at = now(), scheduled_at = e.due, priority = e.priority_or_default,
-            max_attempts = e.max_attempts,
-            start_to_close = e.start_limit, heartbeat = e.heartbeat_limit, schedule_to_start = e.to_start,
+            max_attempts = e.max_attempts, start_to_close = e.start_limit, heartbeat = e.heartbeat_limit, schedule_to_start = e.to_start,
             schedule_to_close = e.to_close, close_by = greatest(e.due, now()) + make_interval(secs => e.to_close),
             start_by = case when e.first_state = 'pending' and e.to_start is not null
                 then {schema}.queue_time(e.to_queue) + make_interval(secs => e.to_start) end,
